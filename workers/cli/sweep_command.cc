@@ -293,6 +293,7 @@ class Sweep {
   struct Result {
     std::string state;
     std::optional<double> reward, loss, accuracy, seconds;
+    [[nodiscard]] bool finished() const { return state == "finished"; }
   };
   Result ResultOf(const One& run) {
     const storage::RunPaths paths(DirOf(run));
@@ -306,20 +307,21 @@ class Sweep {
     return out;
   }
 
-  // The run with the best held-out accuracy, else reward, else loss; none where nothing is known.
+  // The run with the best held-out accuracy, or, where a run has none, reward, or loss: one measure for all
+  // that are compared. Runs that did not end are no candidates where some did. None where nothing is known.
   static std::optional<size_t> Best(const std::vector<Result>& results) {
-    std::optional<size_t> best;
-    const auto value = [&](const Result& r) -> std::optional<double> {
-      if (r.accuracy) return r.accuracy;
-      if (r.reward) return r.reward;
-      if (r.loss) return -*r.loss;
-      return std::nullopt;
-    };
-    for (size_t i = 0; i < results.size(); ++i) {
-      const auto v = value(results[i]);
-      if (v && (!best || *v > *value(results[*best]))) best = i;
+    const bool some_finished = std::ranges::any_of(results, &Result::finished);
+    std::vector<size_t> candidates;
+    for (size_t i = 0; i < results.size(); ++i)
+      if (results[i].finished() || !some_finished) candidates.push_back(i);
+    for (const auto& [measure, sign] :
+         {std::pair(&Result::accuracy, 1), std::pair(&Result::reward, 1), std::pair(&Result::loss, -1)}) {
+      if (!std::ranges::all_of(candidates, [&](size_t i) { return (results[i].*measure).has_value(); }))
+        continue;
+      return *std::ranges::max_element(candidates, {},
+                                       [&](size_t i) { return sign * *(results[i].*measure); });
     }
-    return best;
+    return std::nullopt;
   }
 
   std::vector<Result> Results() {
@@ -448,7 +450,10 @@ void RunSweep(CommandContext& context, SweepOptions options) {
   action.sa_handler = OnSweepSignal;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGHUP, &action, nullptr);
+  // The terminal is closed; nohup has it ignored.
+  struct sigaction hang_up {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   std::fflush(stdout);
   Sweep sweep(fs::absolute(options.run_dir).lexically_normal().string(),
               fs::absolute(options.config).lexically_normal().string(), *std::move(words), options.words,

@@ -6,12 +6,18 @@
 
 namespace tidepool::workers {
 
-void DevicePool::Take() {
+void DevicePool::Take(const Waits& waits) {
   const MutexLock lock(mu_);
   const uint64_t mine = asked_++;
   // Whoever has the turn gives it back between two pieces of its work; one that does not is ended with its
   // process, by its controller.
-  while (served_ != mine) next_.WaitFor(mu_, std::chrono::seconds(1));
+  for (auto said = std::chrono::steady_clock::now(); served_ != mine;) {
+    next_.WaitFor(mu_, std::chrono::seconds(1));
+    if (const auto now = std::chrono::steady_clock::now(); now - said >= std::chrono::seconds(1)) {
+      said = now;
+      waits();
+    }
+  }
 }
 
 void DevicePool::Give() {
@@ -20,13 +26,18 @@ void DevicePool::Give() {
   next_.NotifyAll();
 }
 
-void DevicePool::Yield() {
+void DevicePool::Yield(const Waits& waits) {
   {
     const MutexLock lock(mu_);
     if (asked_ == served_ + 1) return;  // nobody waits
   }
   Give();
-  Take();
+  Take(waits);
+}
+
+uint64_t DevicePool::turns() {
+  const MutexLock lock(mu_);
+  return served_;
 }
 
 StatusOr<std::shared_ptr<SharedEngine>> DevicePool::Engine(const std::shared_ptr<const model::Weights>& base,

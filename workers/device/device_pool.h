@@ -20,10 +20,12 @@ class DevicePool {
  public:
   explicit DevicePool(int64_t runs) : runs_(runs) {}  // that it serves at a time
 
-  // The right to compute, in the order in which it was asked for. A thread has one at most.
+  // The right to compute, in the order in which it was asked for. A thread has one at most. `waits` is called
+  // each second until it has it.
+  using Waits = std::function<void()>;
   class Turn {
    public:
-    explicit Turn(DevicePool& pool) : pool_(pool) { pool_.Take(); }
+    Turn(DevicePool& pool, const Waits& waits) : pool_(pool) { pool_.Take(waits); }
     ~Turn() { pool_.Give(); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
@@ -32,19 +34,21 @@ class DevicePool {
     DevicePool& pool_;
   };
   // Whoever waits goes first. For a thread that has the turn, between two pieces of a long computation.
-  void Yield();
+  void Yield(const Waits& waits);
+  // How many turns have ended: who waits for one that does not come sees it stand still.
+  [[nodiscard]] uint64_t turns();
 
-  // The model of this identity: the one that a session has, or what `make` gives.
   // An engine over `base` for runs whose options are the same apart from their seed and version, with a KV
   // cache for all runs of the pool.  requires the turn
   StatusOr<std::shared_ptr<SharedEngine>> Engine(const std::shared_ptr<const model::Weights>& base,
                                                  engine::EngineOptions options);
 
+  // The model of this identity: the one that a session has, or what `make` gives.
   using MakeBase = std::function<StatusOr<std::shared_ptr<const model::Weights>>()>;
   StatusOr<std::shared_ptr<const model::Weights>> Base(uint64_t identity, const MakeBase& make);
 
  private:
-  void Take();
+  void Take(const Waits& waits);
   void Give();
 
   Mutex mu_;

@@ -322,8 +322,13 @@ StatusOr<std::unique_ptr<EngineSeat>> DeviceRoles::TakeSeat(engine::EngineOption
     return std::make_unique<EngineSeat>(std::move(alone));
   }
   const uint64_t seed = options.seed;
+  auto token_bytes = options.token_bytes;
   TP_ASSIGN_OR_RETURN(auto shared, pool_->Engine(base_, std::move(options)));
-  return std::make_unique<EngineSeat>(std::move(shared), *weights_, version_, seed);
+  auto seat = std::make_unique<EngineSeat>(std::move(shared), *weights_, version_, seed);
+  // The run that it was made for may have had no stop strings.
+  if (token_bytes) seat->SetTokenBytes(std::move(token_bytes));
+  TP_RETURN_IF_ERROR(seat->AcquireMemory());
+  return seat;
 }
 
 StatusOr<engine::EngineOptions> DeviceRoles::OptionsOfEngine() {

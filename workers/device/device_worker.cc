@@ -89,7 +89,13 @@ class DeviceWorker {
 
   // Of a device that other sessions compute on, too; null: there are none.
   [[nodiscard]] std::unique_ptr<DevicePool::Turn> TakeTurn() {
-    return options_.pool == nullptr ? nullptr : std::make_unique<DevicePool::Turn>(*options_.pool);
+    if (options_.pool == nullptr) return nullptr;
+    return std::make_unique<DevicePool::Turn>(*options_.pool, [this] { StillWaits(); });
+  }
+  // Others compute: the controller that watches this session does not take it for hung. Of one that computes
+  // for too long, its own controller does.
+  void StillWaits() {
+    if (work_ != nullptr) work_->pulse().Begin("await_turn");
   }
 
   Status Attach() {
@@ -155,6 +161,7 @@ class DeviceWorker {
     // What reads or changes tensors has the turn; looking for commands has not.
     const bool acts = works || machine_->HasCommands() || machine_->Reads();
     const auto turn = acts ? TakeTurn() : nullptr;
+    const bool may_compute = options_.pool == nullptr || turn != nullptr;
     const int64_t refused = machine_->refused();
     machine_->Work([this] { return link_->ctl_epoch(); });
     if (machine_->exit_code()) {
@@ -169,12 +176,12 @@ class DeviceWorker {
       observe::Log(LogLevel::kDebug, "commands_refused",
                    {{"commands", machine_->refused()},
                     {"text", "commands of an earlier epoch of the slot are not carried out"}});
-    if (can_step()) {
+    if (may_compute && can_step()) {
       machine_->Step([] { return TimePoint{std::chrono::steady_clock::now().time_since_epoch()}; });
     } else {
       machine_->SayTokens();
-      if (machine_->CanPreview()) machine_->PreviewPiece();
-      if (machine_->CanFollow()) machine_->Follow();
+      if (may_compute && machine_->CanPreview()) machine_->PreviewPiece();
+      if (may_compute && machine_->CanFollow()) machine_->Follow();
     }
     return std::nullopt;
   }
@@ -191,7 +198,7 @@ class DeviceWorker {
 
   // Asked within a step. Other commands wait for its end.
   bool CalledOff(int64_t lease) {
-    if (options_.pool != nullptr) options_.pool->Yield();
+    if (options_.pool != nullptr) options_.pool->Yield([this] { StillWaits(); });
     Receive(std::chrono::milliseconds(0));
     const bool unwanted = options_.unwanted != nullptr && *options_.unwanted;
     return unwanted || closed_ || machine_->CalledOff(lease);

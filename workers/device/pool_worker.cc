@@ -26,8 +26,8 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 constexpr auto kComes = std::chrono::seconds(60);  // for a pool that is being started, again perhaps
 constexpr auto kSays = std::chrono::seconds(5);    // for a line that was begun
-// A session sees between two pieces of its work that nobody wants it any more. One that does not see it for
-// so long holds up all others.
+// A session sees between two pieces of its work that nobody wants it any more. Where no turn ends for so
+// long, it holds up all others.
 constexpr auto kUnwanted = std::chrono::seconds(120);
 
 class Socket {
@@ -129,6 +129,7 @@ class Pool {
     explicit Session(int fd) : stands(fd) {}
     Socket stands;  // the process that stands for it
     SteadyClock::time_point since = SteadyClock::now();
+    uint64_t turns = 0;  // of the pool, when they were last seen to move
     std::atomic<bool> unwanted = false, over = false;
     std::string run_id;
     DeviceEnd end;
@@ -145,6 +146,7 @@ class Pool {
     }
     const auto now = SteadyClock::now();
     if (s.unwanted) {
+      if (const uint64_t turns = shared_.turns(); turns != s.turns) s.turns = turns, s.since = now;
       if (now - s.since < kUnwanted) return false;
       LogWorkerFailure("session_hangs", "the session of run " + s.run_id +
                                             ", which nobody wants any more, has not ended within its "

@@ -11,7 +11,7 @@ namespace {
 // One delta for each request, whatever steps it had.
 void Join(std::vector<engine::Delta>& made, engine::Delta d) {
   const auto before = std::ranges::find_if(made, [&](const engine::Delta& m) {
-    return m.tid == d.tid && m.attempt == d.attempt && m.version == d.version &&
+    return m.tid == d.tid && m.attempt == d.attempt && m.adapter == d.adapter && m.version == d.version &&
            m.finish == engine::FinishReason::kNone;
   });
   if (before == made.end()) {
@@ -33,7 +33,9 @@ EngineSeat::EngineSeat(std::unique_ptr<engine::Engine> engine)
 
 EngineSeat::EngineSeat(std::shared_ptr<SharedEngine> engine, const model::Weights& adapter, Version version,
                        uint64_t seed)
-    : EngineSeat(engine, engine->engine_->AddAdapter(adapter, version, seed)) {}
+    : EngineSeat(engine, engine->engine_->AddAdapter(adapter, version, seed)) {
+  mine_->holds_memory = false;
+}
 
 EngineSeat::EngineSeat(std::shared_ptr<SharedEngine> engine, int32_t adapter)
     : shared_(std::move(engine)), mine_(std::make_shared<SharedEngine::Seated>()), adapters_{adapter} {
@@ -43,7 +45,7 @@ EngineSeat::EngineSeat(std::shared_ptr<SharedEngine> engine, int32_t adapter)
 EngineSeat::~EngineSeat() {
   for (const int32_t adapter : adapters_) {
     shared_->seats_.erase(adapter);
-    if (adapter != kOwnWeights && shared_->failed_.empty()) shared_->engine_->RemoveAdapter(adapter);
+    if (adapter != kOwnWeights && shared_->engine_ != nullptr) shared_->engine_->RemoveAdapter(adapter);
   }
 }
 
@@ -58,33 +60,51 @@ Status EngineSeat::Add(engine::ChunkRequest request) {
   if (request.adapter < kOwnWeights || number >= adapters_.size())
     return InvalidArgument("no adapter " + std::to_string(request.adapter) + " is here");
   request.adapter = adapters_[number];
-  const std::pair name(request.tid, request.attempt);
+  if (shared_->engine_ == nullptr) return Failed();
+  const std::tuple name(request.adapter, request.tid, request.attempt);
   TP_RETURN_IF_ERROR(shared_->engine_->Add(std::move(request)));
   mine_->running.insert(name);
   return OkStatus();
 }
 
 bool EngineSeat::Cancel(const SampleId& tid, int32_t attempt) {
-  bool was = mine_->running.erase({tid, attempt}) > 0;
-  was = std::erase_if(mine_->made,
-                      [&](const engine::Delta& d) { return d.tid == tid && d.attempt == attempt; }) > 0 ||
-        was;
-  for (const int32_t adapter : adapters_) was = shared_->engine_->Cancel(tid, attempt, adapter) || was;
+  bool was = std::erase_if(mine_->made,
+                           [&](const engine::Delta& d) { return d.tid == tid && d.attempt == attempt; }) > 0;
+  for (const int32_t adapter : adapters_) {
+    was = mine_->running.erase({adapter, tid, attempt}) > 0 || was;
+    if (shared_->engine_ != nullptr) was = shared_->engine_->Cancel(tid, attempt, adapter) || was;
+  }
   return was;
 }
 
 void EngineSeat::ForgetGroup(GroupId gid) {
+  if (shared_->engine_ == nullptr) return;
   for (const int32_t adapter : adapters_) shared_->engine_->ForgetGroup(gid, adapter);
 }
 
 void EngineSeat::SetVersion(Version version, KvOnUpdate kv) {
+  if (shared_->engine_ == nullptr) return;
   for (const int32_t adapter : adapters_) shared_->engine_->SetVersion(adapter, version, kv);
+}
+
+void EngineSeat::SetTokenBytes(engine::TokenBytes bytes) {
+  if (shared_->engine_ != nullptr) shared_->engine_->SetTokenBytes(std::move(bytes));
+}
+
+model::MemoryUse EngineSeat::held() const {
+  return shared_->engine_ == nullptr ? model::MemoryUse() : shared_->engine_->held();
+}
+
+Status EngineSeat::Failed() const {
+  return Unavailable("the engine that several runs share has failed: " + shared_->failed_);
 }
 
 std::vector<engine::Delta> EngineSeat::Drain() {
   std::vector<engine::Delta> ended;
-  for (const int32_t adapter : adapters_)
-    std::ranges::move(shared_->engine_->Drain(adapter), std::back_inserter(ended));
+  for (const int32_t adapter : adapters_) {
+    if (shared_->engine_ != nullptr)
+      std::ranges::move(shared_->engine_->Drain(adapter), std::back_inserter(ended));
+  }
   // What others' steps made of a chunk, to its end, and was not asked for: it is made again.
   for (const engine::Delta& d : std::exchange(mine_->made, {})) {
     if (d.finish == engine::FinishReason::kNone) continue;
@@ -103,20 +123,20 @@ bool EngineSeat::HasWork() const {
 }
 
 engine::StepOutput EngineSeat::Step() {
-  if (!shared_->failed_.empty())
-    throw std::runtime_error("the engine that several runs share has failed: " + shared_->failed_);
+  if (shared_->engine_ == nullptr) throw std::runtime_error(Failed().message());
   if (mine_->made.empty()) {
     engine::StepOutput out;
     try {
       out = shared_->engine_->Step();
     } catch (const std::exception& e) {
       shared_->failed_ = e.what();
+      shared_->engine_.reset();
       throw;
     }
     shared_->stats_ = out.stats;
     for (engine::Delta& d : out.deltas) {
       SharedEngine::Seated& seat = *shared_->seats_.at(d.adapter);
-      if (d.finish != engine::FinishReason::kNone) seat.running.erase({d.tid, d.attempt});
+      if (d.finish != engine::FinishReason::kNone) seat.running.erase({d.adapter, d.tid, d.attempt});
       Join(seat.made, std::move(d));
     }
   }
@@ -125,6 +145,7 @@ engine::StepOutput EngineSeat::Step() {
 }
 
 Status EngineSeat::AcquireMemory() {
+  if (shared_->engine_ == nullptr) return Failed();
   TP_RETURN_IF_ERROR(shared_->engine_->AcquireMemory());
   mine_->holds_memory = true;
   return OkStatus();
@@ -134,7 +155,7 @@ void EngineSeat::ReleaseMemory() {
   mine_->holds_memory = false;
   const bool held =
       std::ranges::any_of(shared_->seats_, [](const auto& s) { return s.second->holds_memory; });
-  if (!held) (void)shared_->engine_->ReleaseMemory();
+  if (!held && shared_->engine_ != nullptr) (void)shared_->engine_->ReleaseMemory();
 }
 
 }  // namespace tidepool::workers

@@ -13,6 +13,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,12 +35,12 @@ class SharedEngine {
  private:
   friend class EngineSeat;
   struct Seated {
-    std::set<std::pair<SampleId, int32_t>> running;  // chunks that have not ended
-    std::vector<engine::Delta> made;                 // by steps of others
+    std::set<std::tuple<int32_t, SampleId, int32_t>> running;  // chunks that have not ended: adapter, attempt
+    std::vector<engine::Delta> made;                           // by steps of others
     bool holds_memory = true;
   };
   const std::shared_ptr<const model::Weights> base_;
-  const std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<engine::Engine> engine_;            // null once it has failed
   std::map<int32_t, std::shared_ptr<Seated>> seats_;  // by the numbers of their adapters
   engine::EngineStats stats_;                         // of the last step
   std::string failed_;
@@ -50,7 +51,7 @@ class EngineSeat {
  public:
   // Alone, with the engine's own weights.
   explicit EngineSeat(std::unique_ptr<engine::Engine> engine);
-  // With others. `adapter` outlives it.
+  // With others, without memory until it acquires it. `adapter` outlives it.
   EngineSeat(std::shared_ptr<SharedEngine> engine, const model::Weights& adapter, Version version,
              uint64_t seed);
   ~EngineSeat();  // its requests end
@@ -63,20 +64,22 @@ class EngineSeat {
   // As engine::Engine's, for the requests of this seat, of which those of kOwnWeights have what it was made
   // with.
   Status Add(engine::ChunkRequest request);
-  void SetTokenBytes(engine::TokenBytes bytes) { shared_->engine_->SetTokenBytes(std::move(bytes)); }
+  void SetTokenBytes(engine::TokenBytes bytes);
   bool Cancel(const SampleId& tid, int32_t attempt);
   void ForgetGroup(GroupId gid);
   std::vector<engine::Delta> Drain();
   [[nodiscard]] bool HasWork() const;
   // Throws std::runtime_error where a step of another seat has failed, and what engine::Engine::Step does.
+  // The engine is gone then: nothing of this has an effect any more, and what may fail does.
   engine::StepOutput Step();
   void SetVersion(Version version, KvOnUpdate kv);  // of all that it has
   Status AcquireMemory();
   void ReleaseMemory();  // it goes when the last seat has released it
-  [[nodiscard]] model::MemoryUse held() const { return shared_->engine_->held(); }
+  [[nodiscard]] model::MemoryUse held() const;
 
  private:
   EngineSeat(std::shared_ptr<SharedEngine> engine, int32_t adapter);
+  [[nodiscard]] Status Failed() const;
 
   std::vector<std::unique_ptr<model::Weights>> further_;
   const std::shared_ptr<SharedEngine> shared_;  // reads them

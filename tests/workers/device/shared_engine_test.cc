@@ -34,7 +34,9 @@ class SharedEngineTest : public testing::Test {
   }
 
   std::unique_ptr<EngineSeat> Sit(size_t which) {
-    return std::make_unique<EngineSeat>(shared_, *adapters_[which], Version{0, 1}, /*seed=*/which);
+    auto seat = std::make_unique<EngineSeat>(shared_, *adapters_[which], Version{0, 1}, /*seed=*/which);
+    TP_CHECK(!seat->HasWork() && seat->AcquireMemory().ok());
+    return seat;
   }
   // The samples of all runs have the same names and prompts.
   static void Ask(EngineSeat& seat, int32_t sample, int32_t attempt = 0) {
@@ -106,6 +108,16 @@ TEST_F(SharedEngineTest, WhoLeavesOrIsDrainedChangesNothingForTheOther) {
   leaves.reset();
   while (stays->HasWork()) Take(stays->Step(), got);
   ExpectAsAlone(0, got, 2);
+}
+
+TEST_F(SharedEngineTest, WhoComesWhenTheMemoryWasReleasedHasSome) {
+  const auto first = Sit(0);
+  first->ReleaseMemory();
+  const auto second = Sit(1);
+  std::map<int32_t, Record> got;
+  Ask(*second, 0);
+  for (int i = 0; i < 3 * kTokens && second->HasWork(); ++i) Take(second->Step(), got);
+  ExpectAsAlone(1, got, 1);
 }
 
 TEST_F(SharedEngineTest, ASeatWithFurtherAdaptersTakesRequestsOfEach) {
