@@ -1,6 +1,6 @@
 #pragma once
-// A decoder and an engine number the adapters that they are given from 0. This is none of them: the weights
-// that they were made with, a model's or an adapter's.
+// A decoder and an engine number the adapters that are added to them from 0. kOwnWeights stands in the place
+// of such a number for the weights that they were made with.
 
 #include <cstdint>
 

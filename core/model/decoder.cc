@@ -362,9 +362,8 @@ void Decoder::Impl::Block(int64_t layer, const DeviceBatch& batch, const BlockBu
   const device::SwiGluArgs<T> glu{
       .rows = rows, .ff = spec.intermediate_size, .gate_up = b.gate_up.As<T>(), .act = b.act.As<T>()};
 
-  // A backward reads what lies between the kernels. Without one they may be one kernel, where the residual
-  // stream goes from one array to another, so that all of its readers find it.
-  // So does an adapter.
+  // A backward reads what lies between the kernels, and an adapter changes it. Without both they may be one
+  // kernel, where the residual stream goes from one array to another, so that all of its readers find it.
   const bool together = !b.rstd1 && batch.adapted.empty() && (add == nullptr || norm1.x != norm1.x_out) &&
                         norm2.x != norm2.x_out;
   if (together) {

@@ -25,6 +25,11 @@ void AddRunOrAddress(CLI::App& command, std::string& run, std::string& token_fil
 // config::TryGames. What it warns of goes to stderr.
 Status CheckGames(config::LoadedConfig& loaded);
 
+// From now on signals that ask the program to end are counted here, and do nothing else: SIGINT, SIGTERM, and
+// SIGHUP unless it is ignored (nohup).
+struct StopSignals;
+const StopSignals& CatchStopSignals();
+
 void AddTrainCommand(CLI::App& app, CommandContext& context);
 void AddSweepCommand(CLI::App& app, CommandContext& context);
 void AddConfigCommands(CLI::App& app, CommandContext& context);   // validate, config schema, config show

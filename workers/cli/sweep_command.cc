@@ -4,8 +4,6 @@
 // sweep's; one more process computes for all of them (workers/device/pool_worker.h). This one starts them,
 // starts again what was killed, passes signals on, and tells how they ended.
 
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -41,12 +39,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using SweepClock = std::chrono::steady_clock;
-
-StopSignals sweep_signals;
-void OnSweepSignal(int number) {
-  sweep_signals.last.store(number);
-  sweep_signals.count.fetch_add(1);
-}
 
 constexpr auto kSweepLook = std::chrono::milliseconds(100);
 constexpr int64_t kPoolPlace = -1, kWarmStartPlace = -2;  // of the launcher; runs count from 0
@@ -99,12 +91,13 @@ File ReadOf(const std::string& path, File otherwise) {
 class Sweep {
  public:
   Sweep(std::string dir, std::string config, SweepWords words, std::vector<std::string> typed,
-        std::vector<SweepRun> runs, std::string self_path)
+        std::vector<SweepRun> runs, std::string self_path, const StopSignals& signals)
       : dir_(std::move(dir)),
         config_(std::move(config)),
         words_(std::move(words)),
         typed_(std::move(typed)),
-        self_path_(std::move(self_path)) {
+        self_path_(std::move(self_path)),
+        signals_(signals) {
     for (SweepRun& run : runs) runs_.push_back({.plan = std::move(run)});
   }
   ~Sweep() {
@@ -138,7 +131,7 @@ class Sweep {
     std::printf("%s", Table().c_str());
     std::printf("sweep: %s\n", dir_.c_str());
     const bool all = std::ranges::all_of(runs_, [](const One& run) { return run.exit_code == 0; });
-    if (stopped()) return Stopped();
+    if (stopped()) return std::max(Stopped(), all ? 0 : 3);
     if (!all) std::printf("go on with: %s\n", Resume().c_str());
     return all ? 0 : 3;
   }
@@ -153,7 +146,7 @@ class Sweep {
     int told = 0;  // signals passed on
   };
 
-  [[nodiscard]] bool stopped() const { return sweep_signals.count.load() > 0; }
+  [[nodiscard]] bool stopped() const { return signals_.count.load() > 0; }
   [[nodiscard]] std::string Resume() const { return "tidepool sweep " + ShellWord(dir_) + " --resume"; }
   [[nodiscard]] std::string DirOf(const One& run) const { return JoinPath(dir_, run.plan.label); }
   [[nodiscard]] std::string WarmDir() const { return JoinPath(dir_, "warm_start"); }
@@ -233,7 +226,7 @@ class Sweep {
   }
 
   void PassOn(int64_t place, int& told) {
-    for (; told < sweep_signals.count.load(); ++told) launcher_.Kill(place, sweep_signals.last.load());
+    for (; told < signals_.count.load(); ++told) launcher_.Kill(place, signals_.last.load());
   }
 
   Status Look() {
@@ -374,6 +367,7 @@ class Sweep {
   const SweepWords words_;
   const std::vector<std::string> typed_;
   const std::string self_path_;
+  const StopSignals& signals_;
   std::string worker_path_, pool_;
   RealFileSystem disk_;
   std::vector<One> runs_;
@@ -412,8 +406,10 @@ void RunSweep(CommandContext& context, SweepOptions options) {
       return Fail(context, inputs.At("run " + run.label));
   }
   const int64_t needed = SweepMemory(*runs);
-  std::printf("%zu runs on one device, about %s of memory: the model below the adapters once\n", runs->size(),
-              BytesText(needed).c_str());
+  std::printf("%zu runs on one device, %s\n", runs->size(),
+              needed == 0
+                  ? "in memory that cannot be predicted"
+                  : ("about " + BytesText(needed) + " of memory: the model below the adapters once").c_str());
   if (options.dry_run) {
     std::vector<Cells> rows = {{"run"}};
     for (const SweptKey& key : words->swept) rows.front().push_back(key.key);
@@ -446,18 +442,10 @@ void RunSweep(CommandContext& context, SweepOptions options) {
   }
   const auto lock = storage::LockRun(disk, options.run_dir, "sweep");
   if (!lock.ok()) return Fail(context, lock.status());
-  struct sigaction action {};
-  action.sa_handler = OnSweepSignal;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  // The terminal is closed; nohup has it ignored.
-  struct sigaction hang_up {};
-  sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   std::fflush(stdout);
   Sweep sweep(fs::absolute(options.run_dir).lexically_normal().string(),
               fs::absolute(options.config).lexically_normal().string(), *std::move(words), options.words,
-              *std::move(runs), context.self_path);
+              *std::move(runs), context.self_path, CatchStopSignals());
   const auto exit_code = sweep.Run();
   if (!exit_code.ok()) return Fail(context, exit_code.status(), 3);
   context.exit_code = *exit_code;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include "core/config/resume.h"
 #include "core/storage/run_directory.h"

@@ -2,10 +2,7 @@
 // Which runs `tidepool sweep CONFIG train.learning_rate=1e-5,2e-5` means: the cross product of the values,
 // and whether they can share one device. Reads configs; writes nothing.
 
-#include <map>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -35,7 +32,7 @@ struct SweepRun {
   config::LoadedConfig loaded;
 };
 // The first key changes slowest. Errors of LoadConfig, by the run; kInvalidArgument: the runs cannot share a
-// device, by key and reason. `fixed`: overrides in front of all others.
+// device, by key and reason.
 StatusOr<std::vector<SweepRun>> PlanSweep(const std::string& config, const SweepWords& words);
 
 // Bytes of the machine's memory that the runs take on one pool: the model below their adapters, and the

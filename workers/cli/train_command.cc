@@ -227,14 +227,7 @@ void Train(CommandContext& context, TrainOptions& options) {
   WarnOfThreads(*loaded);
   if (const Status games = CheckGames(*loaded); !games.ok()) return Fail(context, games);
   if (options.dry_run) return DryRun(context, options, *loaded);
-  struct sigaction action {};
-  action.sa_handler = OnSignal;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  // The terminal is closed; nohup has it ignored.
-  struct sigaction hang_up {};
-  sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+  (void)CatchStopSignals();
   signal(SIGPIPE, SIG_IGN);
   // While a call of a plug-in holds the controller's thread, which hears signals: the first one is told and
   // waited for, the second one ends the process.
@@ -280,7 +273,9 @@ void Train(CommandContext& context, TrainOptions& options) {
   // What is left is for people to look at: a signal ends the program.
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
-  sigaction(SIGHUP, &hang_up, nullptr);
+  struct sigaction hang_up {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler == OnSignal) signal(SIGHUP, SIG_DFL);
   if (!outcome.ok()) return Fail(context, outcome.status());
   const RunResult& r = outcome->result;
   if (r.held_out) {
@@ -311,6 +306,18 @@ void Train(CommandContext& context, TrainOptions& options) {
 }
 
 }  // namespace
+
+const StopSignals& CatchStopSignals() {
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  // The terminal is closed; nohup has it ignored.
+  struct sigaction hang_up {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+  return stop_signals;
+}
 
 void AddTrainCommand(CLI::App& app, CommandContext& context) {
   auto options = std::make_shared<TrainOptions>();
