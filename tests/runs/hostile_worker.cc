@@ -122,7 +122,8 @@ class Hostile {
     Say("flood of " + std::to_string(open.size()) + " connections");
   }
 
-  // A life with a session in order, and answers that are not. The first one lasts until it is thrown out.
+  // A life with a session in order, and answers that are not. The first one, and one that has gone silent,
+  // last until they are thrown out.
   void Answers(seconds at_most) {
     Mailbox<LinkEvent> inbox;
     const auto link =
@@ -131,7 +132,7 @@ class Hostile {
     link_ = link->get();
     silent_ = false;
     const auto until = system_clock::now() + at_most;
-    for (bool over = false; !over && system_clock::now() < until;) {
+    for (bool over = false; !over && (silent_ || system_clock::now() < until);) {
       link_->Send(up::Heartbeat{.op = "ill", .op_seq = ++beats_});
       for (LinkEvent& event : inbox.TakeAll(milliseconds(100))) {
         if (const auto* closed = std::get_if<LinkClosed>(&event)) {
