@@ -1,8 +1,8 @@
 #pragma once
 // A model folder whose weights are those of a GGUF file, in its blocks of 8 or 4 bits: config.json, the
 // tokenizer's files, and the file as model.gguf in place of safetensors (`tidepool import --keep-blocks`).
-// What is read of it as numbers has the values, names and shapes of the folder that ImportGguf makes in
-// bfloat16. No LibTorch. Any thread.
+// What is read of it as numbers has the values, names and shapes of the folder that ImportGguf makes of
+// the file in bfloat16, before they are rounded to it. No LibTorch. Any thread.
 
 #include <cstddef>
 #include <cstdint>

@@ -171,6 +171,18 @@ at::Tensor Weights::Get(std::string_view name) const {
   return {};
 }
 
+std::span<const std::byte> Weights::Plain(std::string_view name) const {
+  const Impl& m = *impl_;
+  const auto p = std::ranges::find(m.layout, name, &Parameter::name);
+  TP_CHECK(p != m.layout.end()) << "no parameter is called " << name;
+  const auto index = static_cast<size_t>(p - m.layout.begin());
+  TP_CHECK(!laid_out() || !m.in_strips[index]) << name << " is laid out for products";
+  TP_CHECK(!m.blocks || m.blocks->types[index] == device::BlockType::kNone) << name << " is in blocks";
+  if (!laid_out()) BringDown();
+  const int64_t at = m.blocks ? m.blocks->at[index] : p->offset * Bytes(m.dtype);
+  return m.arena.subspan(static_cast<size_t>(at), static_cast<size_t>(p->numel() * Bytes(m.dtype)));
+}
+
 void Weights::Initialize(uint64_t seed, double init_std) {
   const Rng root = Rng(seed).Fork("weights");
   impl_->newer = nullptr;
@@ -194,8 +206,8 @@ void Weights::Initialize(uint64_t seed, double init_std) {
       continue;
     }
     if (p.name == "score" && impl_->base != nullptr && impl_->base->spec().value_head) {
-      const at::Tensor score = impl_->base->Get(p.name);
-      std::memcpy(base, score.const_data_ptr(), static_cast<size_t>(p.numel() * Bytes(impl_->dtype)));
+      const auto bytes = static_cast<size_t>(p.numel() * Bytes(impl_->dtype));
+      std::memcpy(base, impl_->base->Plain(p.name).data(), bytes);
     }
     if (p.name.ends_with("_bias") || p.name == "score") continue;  // zero
     const bool low_rank = impl_->adapter.has_value();

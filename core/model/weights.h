@@ -63,7 +63,7 @@ class Weights {
   [[nodiscard]] DType dtype() const;
   [[nodiscard]] const std::vector<Parameter>& layout() const;  // of the arena
   [[nodiscard]] int64_t elements() const;
-  // The whole arena. These five require that it is not laid out (LayOutFor). What a device has trained comes
+  // The whole arena. These require that it is not laid out (LayOutFor). What a device has trained comes
   // down first, so what is given is good until the next update, and for writing until the next Upload;
   // several threads may ask.
   [[nodiscard]] std::span<std::byte> bytes();
@@ -72,6 +72,10 @@ class Weights {
   [[nodiscard]] device::ByteStore store();
   [[nodiscard]] at::Tensor Get(int64_t index) const;  // view of parameter `index`; requires in range
   [[nodiscard]] at::Tensor Get(std::string_view name) const;
+
+  // Of a parameter that stands as it is also where others are laid out or in blocks: norms, biases, the
+  // score.
+  [[nodiscard]] std::span<const std::byte> Plain(std::string_view name) const;
 
   // For weights that nothing but decoders on the CPU will read, and nothing trains: lays the arena itself out
   // for `device`, so that no second copy is needed. Nothing on a device that takes matrices as they are, or

@@ -231,6 +231,7 @@ class AdapterTest(RunTest):
         adapter = self.dir / "of_blocks/final"
         for folder in (blocks, numbers):
             self.assertEqual(self.generate("--model", folder, "--adapter", adapter), self.generate("--model", blocks, "--adapter", self.dir / "of_numbers/final"))
+        self.assertEqual(self.generate("--model", blocks), self.generate("--model", numbers))
         plans = [self.command("train", *args, f"model.path={folder}", "--dry-run").stdout for folder in (blocks, numbers)]
         self.assertIn("the model below the adapter", plans[0])
         self.assertNotEqual(*[next(line for line in plan.splitlines() if "the model below the adapter" in line) for plan in plans])

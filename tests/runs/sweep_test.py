@@ -88,6 +88,39 @@ class SweepTest(RunTest):
         self.assert_done(self.sweep(self.path(run="s"), "--resume"))
         self.assert_as_alone(labels)
 
+    def test_the_best_run_is_that_of_the_rows_held_out(self):
+        result = self.sweep("configs/test/reward_model.yaml", "model.lora.rank=2", "train.learning_rate=1e-3,1e-2", "--run-dir", self.path(run="s"))
+        self.assert_done(result)
+        runs = {run["run"]: run for run in self.result()["runs"]}
+        self.assertEqual({run["held_out"]["measure"] for run in runs.values()}, {"accuracy"})
+        # By the loss of the last training batch it would be the other one.
+        self.assertLess(runs["learning_rate-1e-3"]["loss"], runs["learning_rate-1e-2"]["loss"])
+        self.assertGreater(runs["learning_rate-1e-2"]["held_out"]["value"], runs["learning_rate-1e-3"]["held_out"]["value"])
+        self.assertEqual(self.result()["best"], "learning_rate-1e-2")
+        self.assertIn("held-out accuracy", result.stdout)
+
+    def test_a_run_that_is_stopped_alone_is_not_done(self):
+        process = self.start_sweep(CONFIG, "train.learning_rate=1.0e-2,2.0e-2", "train.steps=40", "--run-dir", self.path(run="s"))
+        self.wait_step(3, process, run="s/learning_rate-1.0e-2")
+        told = next(pid for pid, words in self.processes(process) if words[1:2] == ["train"] and any("2.0e-2" in word for word in words))
+        self.assertTrue(kill(told, signal.SIGTERM))
+        said = process.communicate(timeout=240)[0]
+        self.assertEqual(process.returncode, 3, said)
+        self.assertIn("learning_rate-2.0e-2: stopped", said)
+        self.assertIn("go on with: ", said)
+        self.assertEqual([run["state"] for run in self.result()["runs"]], ["finished", "stopped"])
+        # From anywhere: what it was told is relative to where it was begun.
+        again = subprocess.run([TIDEPOOL, "sweep", self.path(run="s"), "--resume"], cwd="/", capture_output=True, text=True, timeout=240)
+        self.assert_done(again)
+
+    def test_nobody_has_to_read_what_it_tells(self):
+        process = self.start_sweep(CONFIG, "train.learning_rate=1.0e-2,2.0e-2", "--run-dir", self.path(run="s"))
+        process.stdout.readline()
+        process.stdout.close()
+        self.assertEqual(process.wait(timeout=240), 0)
+        process.stdout = None
+        self.assertEqual({run["state"] for run in self.result()["runs"]}, {"finished"})
+
     def test_bad_input_is_refused_before_anything_starts(self):
         for words, said in {
             ("train.learning_rate=1e-2",): "no key has several values",

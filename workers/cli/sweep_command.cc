@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/disk_thread.h"
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
@@ -23,11 +25,13 @@
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
 #include "workers/cli/command.h"
+#include "workers/cli/pool_pulse.h"
 #include "workers/cli/run_status.h"
 #include "workers/cli/sweep_plan.h"
 #include "workers/cli/table.h"
 #include "workers/controller/job.h"
 #include "workers/controller/launcher.h"
+#include "workers/controller/process.h"
 #include "workers/controller/worker_command.h"
 #include "workers/data/shared_arena.h"
 #include "workers/device/disk_plan.h"
@@ -42,9 +46,14 @@ using SweepClock = std::chrono::steady_clock;
 
 constexpr auto kSweepLook = std::chrono::milliseconds(100);
 constexpr int64_t kPoolPlace = -1, kWarmStartPlace = -2;  // of the launcher; runs count from 0
-constexpr int kRestartsMost = 5;                          // of a controller that was killed
+constexpr int kRestartsMost = 5;                          // of a controller that was killed, in a row
+// Who has lived so long since does not count as killed in a row.
+constexpr auto kSettled = std::chrono::minutes(10);
 // What a controller has to end in order once it was told; it has deadlines of its own below that.
 constexpr auto kStopped = std::chrono::minutes(15);
+constexpr int kHurried = 3;  // signals: the third one ends what has not ended
+// A pool that answers nobody for so long is killed.
+constexpr auto kPoolSilent = std::chrono::seconds(60);
 
 struct SweepOptions {
   std::string config;
@@ -57,6 +66,7 @@ struct SweepOptions {
 struct SweepFile {
   std::string config;              // the file, absolute
   std::vector<std::string> words;  // of the command line
+  std::string working_directory;   // that its paths are relative to
 };
 
 std::string SweepFilePath(const std::string& dir) { return JoinPath(dir, "sweep.json"); }
@@ -72,6 +82,7 @@ StatusOr<SweepFile> ReadSweepFile(const std::string& dir) {
     const auto json = nlohmann::json::parse(*text);
     out.config = json.at("config");
     out.words = json.at("words");
+    out.working_directory = json.value("working_directory", "");
   } catch (const nlohmann::json::exception& e) {
     return DataLoss(path + ": " + e.what() + "; it is written by this program alone");
   }
@@ -98,7 +109,13 @@ class Sweep {
         typed_(std::move(typed)),
         self_path_(std::move(self_path)),
         signals_(signals) {
-    for (SweepRun& run : runs) runs_.push_back({.plan = std::move(run)});
+    for (SweepRun& run : runs) {
+      runs_.push_back({.label = run.label, .dir = JoinPath(dir_, run.label)});
+      One& one = runs_.back();
+      one.steps = run.loaded.config.train.steps;
+      one.stop_at_accuracy = run.loaded.config.eval.stop_at_accuracy;
+      one.plan = std::move(run);
+    }
   }
   ~Sweep() {
     if (!pool_.empty()) SharedBlock::RemoveAll(pool_);
@@ -109,61 +126,80 @@ class Sweep {
   // The exit code.
   StatusOr<int> Run() {
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(runs_.front().plan.loaded.config.cluster, self_path_));
+    TP_RETURN_IF_ERROR(Write());
     TP_RETURN_IF_ERROR(disk_.MakeDirectories(JoinPath(dir_, "logs")));
-    TP_RETURN_IF_ERROR(Write());
-    TP_ASSIGN_OR_RETURN(const bool warm, WarmStart());
-    if (!warm) return stopped() ? Stopped() : 3;
-    TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::Random());
-    pool_ = SharedBlock::FolderOf(dir_, tokens.Token(CallerRole::kDevice));
-    TP_RETURN_IF_ERROR(SharedBlock::MakeFolderOf(pool_));
-    TP_RETURN_IF_ERROR(StartPool());
-    for (size_t i = 0; i < runs_.size(); ++i) {
-      One& run = runs_[i];
-      run.over = Finished(run);
-      if (!run.over) TP_RETURN_IF_ERROR(StartRun(i));
-    }
-    while (std::ranges::any_of(runs_, [](const One& run) { return !run.over; })) {
-      TP_RETURN_IF_ERROR(Look());
-      std::this_thread::sleep_for(kSweepLook);
-    }
+    Status ended = RunAll();
     launcher_.EndAll(Duration{0}, std::chrono::seconds(5));
-    TP_RETURN_IF_ERROR(Write());
-    std::printf("%s", Table().c_str());
-    std::printf("sweep: %s\n", dir_.c_str());
-    const bool all = std::ranges::all_of(runs_, [](const One& run) { return run.exit_code == 0; });
-    if (stopped()) return std::max(Stopped(), all ? 0 : 3);
-    if (!all) std::printf("go on with: %s\n", Resume().c_str());
-    return all ? 0 : 3;
+    if (const Status written = Write(); !written.ok()) Warn(written.message());
+    Tell(Table() + "sweep: " + dir_ + "\n");
+    const bool all = std::ranges::all_of(runs_, [this](const One& run) { return Succeeded(run); });
+    if (!all) Tell(std::string(stopped() ? "stopped by a signal; " : "") + "go on with: " + Resume() + "\n");
+    (void)terminal_.Drain(DiskThread::kPatience);
+    TP_RETURN_IF_ERROR(ended);
+    if (all) return 0;
+    const bool as_told = std::ranges::all_of(runs_, [](const One& run) { return run.exit_code == 0; });
+    return stopped() && as_told ? 0 : 3;
   }
 
  private:
+  // A controller: of a run, or of the warm start before them.
   struct One {
-    SweepRun plan;
+    std::string label, dir;
+    int64_t steps = 0;
+    double stop_at_accuracy = 0;
+    SweepRun plan = {};
     bool over = false;
     int exit_code = 0;
-    std::string why;
     int restarts = 0;
     int told = 0;  // signals passed on
+    SweepClock::time_point since = {};
   };
 
   [[nodiscard]] bool stopped() const { return signals_.count.load() > 0; }
   [[nodiscard]] std::string Resume() const { return "tidepool sweep " + ShellWord(dir_) + " --resume"; }
-  [[nodiscard]] std::string DirOf(const One& run) const { return JoinPath(dir_, run.plan.label); }
   [[nodiscard]] std::string WarmDir() const { return JoinPath(dir_, "warm_start"); }
   [[nodiscard]] bool warms() const {
     const ModelConfig& model = runs_.front().plan.loaded.config.model;
     return model.init && !model.init->warm_start.empty();
   }
 
-  int Stopped() const {
-    std::printf("stopped by a signal; go on with: %s\n", Resume().c_str());
-    return 0;
+  // A terminal that is held (Ctrl-S), or a pipe that nobody reads, holds up what is told, and not the sweep.
+  void Tell(const std::string& text) {
+    terminal_.Do("terminal", [text](const DiskThread::Say&) {
+      std::fputs(text.c_str(), stdout);
+      std::fflush(stdout);
+    });
+  }
+  void Warn(const std::string& text) {
+    terminal_.Do("terminal", [text](const DiskThread::Say&) { std::fprintf(stderr, "%s\n", text.c_str()); });
   }
 
   [[nodiscard]] bool Finished(const One& run) {
-    const auto state = storage::ReadRunOnDisk(disk_, DirOf(run));
-    const JobConfig& c = run.plan.loaded.config;
-    return state.ok() && state->Finished(c.train.steps, c.eval.stop_at_accuracy);
+    const auto state = storage::ReadRunOnDisk(disk_, run.dir);
+    return state.ok() && state->Finished(run.steps, run.stop_at_accuracy);
+  }
+  // A run that another controller took over is finished by that one.
+  [[nodiscard]] bool Succeeded(const One& run) {
+    return (run.exit_code == 0 || run.exit_code == kTakenOver) && Finished(run);
+  }
+
+  // All runs, until each is over.
+  Status RunAll() {
+    TP_ASSIGN_OR_RETURN(const bool warm, WarmStart());
+    if (!warm) return OkStatus();
+    TP_ASSIGN_OR_RETURN(const JobTokens tokens, JobTokens::Random());
+    pool_ = SharedBlock::FolderOf(dir_, tokens.Token(CallerRole::kDevice));
+    TP_RETURN_IF_ERROR(SharedBlock::MakeFolderOf(pool_));
+    TP_RETURN_IF_ERROR(StartPool());
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      runs_[i].over = Finished(runs_[i]);
+      if (!runs_[i].over) TP_RETURN_IF_ERROR(StartRun(i));
+    }
+    while (std::ranges::any_of(runs_, [](const One& run) { return !run.over; })) {
+      TP_RETURN_IF_ERROR(Look());
+      std::this_thread::sleep_for(kSweepLook);
+    }
+    return OkStatus();
   }
 
   // `train` with what begins the run in `dir`, or goes on with it.
@@ -187,14 +223,21 @@ class Sweep {
       anew.insert(anew.end(),
                   {"model.init=null",
                    "model.path=" + fs::absolute(storage::RunPaths(WarmDir()).final_model()).string()});
-    anew.push_back("name=" + storage::FolderName(run.plan.loaded.config.name + "-" + run.plan.label));
-    std::vector<std::string> argv = TrainCommand(DirOf(run), std::move(anew));
+    anew.push_back("name=" + storage::FolderName(run.plan.loaded.config.name + "-" + run.label));
+    std::vector<std::string> argv = TrainCommand(run.dir, std::move(anew));
     argv.push_back("--pool=" + pool_);
-    return launcher_.Start(static_cast<int64_t>(i), argv, JoinPath(dir_, "logs/" + run.plan.label + ".log"),
-                           Keys::kAll);
+    return Start(run, static_cast<int64_t>(i), argv);
+  }
+  Status Start(One& one, int64_t place, const std::vector<std::string>& argv) {
+    one.since = SweepClock::now();
+    one.told = 0;  // signals go to processes
+    return launcher_.Start(place, argv, JoinPath(dir_, "logs/" + one.label + ".log"), Keys::kAll);
   }
 
   Status StartPool() {
+    pool_since_ = SweepClock::now();
+    pool_pulse_.emplace(PoolSocket(pool_, 0));
+    pool_runs_ = true;
     return launcher_.Start(
         kPoolPlace,
         {worker_path_, "pool", "--socket=" + PoolSocket(pool_, 0), "--runs=" + std::to_string(runs_.size())},
@@ -205,79 +248,90 @@ class Sweep {
   StatusOr<bool> WarmStart() {
     if (!warms()) return true;
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, WarmStartOf(runs_.front().plan.loaded.config));
-    const auto state = storage::ReadRunOnDisk(disk_, WarmDir());
-    if (state.ok() && state->Finished(warm.config.train.steps, warm.config.eval.stop_at_accuracy))
-      return true;
-    std::printf("warm start: the model below all adapters is made first\n");
-    std::fflush(stdout);
-    const std::string yaml = JoinPath(dir_, "warm_start.yaml");
-    TP_RETURN_IF_ERROR(disk_.WriteFile(yaml, config::ResolvedYaml(warm)));
-    TP_RETURN_IF_ERROR(launcher_.Start(kWarmStartPlace, TrainCommand(WarmDir(), {yaml}),
-                                       JoinPath(dir_, "logs/warm_start.log"), Keys::kAll));
-    for (int told = 0;; std::this_thread::sleep_for(kSweepLook)) {
-      PassOn(kWarmStartPlace, told);
-      for (const Ended& ended : launcher_.Reap()) {
-        if (stopped()) return false;
-        if (ended.in_order) return true;
-        std::fprintf(stderr, "warm start: %s; see %s/logs/warm_start.log\n", ended.why.c_str(), dir_.c_str());
-        return false;
-      }
+    warm_ = {.label = "warm_start",
+             .dir = WarmDir(),
+             .steps = warm.config.train.steps,
+             .stop_at_accuracy = warm.config.eval.stop_at_accuracy};
+    if (Finished(warm_)) return true;
+    Tell("warm start: the model below all adapters is made first\n");
+    TP_RETURN_IF_ERROR(disk_.WriteFile(WarmYaml(), config::ResolvedYaml(warm)));
+    TP_RETURN_IF_ERROR(StartWarm());
+    while (!warm_.over) {
+      TP_RETURN_IF_ERROR(Look());
+      std::this_thread::sleep_for(kSweepLook);
     }
+    if (Succeeded(warm_)) return true;
+    for (One& run : runs_) run.exit_code = stopped() ? 0 : 3;
+    Warn("warm start: it has not finished; see " + dir_ + "/logs/warm_start.log");
+    return false;
   }
+  [[nodiscard]] std::string WarmYaml() const { return JoinPath(dir_, "warm_start.yaml"); }
+  Status StartWarm() { return Start(warm_, kWarmStartPlace, TrainCommand(warm_.dir, {WarmYaml()})); }
 
-  void PassOn(int64_t place, int& told) {
-    for (; told < signals_.count.load(); ++told) launcher_.Kill(place, signals_.last.load());
+  void PassOn(int64_t place, One& one) {
+    for (; !one.over && one.told < signals_.count.load(); ++one.told)
+      launcher_.Kill(place, signals_.last.load());
   }
 
   Status Look() {
     for (const Ended& ended : launcher_.Reap()) {
       if (ended.place == kPoolPlace) {
-        std::printf("pool: %s; it is started again\n", ended.why.c_str());
-        pool_due_ = SweepClock::now() + pool_pause_;
+        const auto now = SweepClock::now();
+        if (now - pool_since_ > kSettled) pool_pause_ = std::chrono::seconds(1);
+        Tell("pool: " + ended.why + "; it is started again\n");
+        pool_due_ = now + pool_pause_;
         pool_pause_ = std::min(2 * pool_pause_, std::chrono::seconds(30));
         pool_runs_ = false;
         continue;
       }
-      TP_RETURN_IF_ERROR(OnEnded(static_cast<size_t>(ended.place), ended));
+      TP_RETURN_IF_ERROR(OnEnded(ended));
     }
-    if (!pool_runs_ && SweepClock::now() >= pool_due_) {
-      TP_RETURN_IF_ERROR(StartPool());
-      pool_runs_ = true;
-    }
-    for (size_t i = 0; i < runs_.size(); ++i) {
-      if (!runs_[i].over) PassOn(static_cast<int64_t>(i), runs_[i].told);
-    }
-    if (stopped()) {
-      if (!stop_by_) stop_by_ = SweepClock::now() + kStopped;
-      if (SweepClock::now() > *stop_by_)
-        return DeadlineExceeded(dir_ +
-                                ": not all runs have stopped within their deadline; they are killed. "
-                                "Go on with `" +
-                                Resume() + "`");
+    if (!pool_.empty()) TP_RETURN_IF_ERROR(LookAtPool());
+    PassOn(kWarmStartPlace, warm_);
+    for (size_t i = 0; i < runs_.size(); ++i) PassOn(static_cast<int64_t>(i), runs_[i]);
+    if (!stopped()) return OkStatus();
+    if (signals_.count.load() >= kHurried)
+      return Aborted(dir_ + ": what had not ended was killed at the third signal");
+    if (!stop_by_) stop_by_ = SweepClock::now() + kStopped;
+    if (SweepClock::now() > *stop_by_)
+      return DeadlineExceeded(dir_ +
+                              ": not all runs have stopped within their deadline; they are killed. Go on "
+                              "with `" +
+                              Resume() + "`");
+    return OkStatus();
+  }
+
+  Status LookAtPool() {
+    if (!pool_runs_) return SweepClock::now() >= pool_due_ ? StartPool() : OkStatus();
+    if (pool_pulse_->SilentFor() > kPoolSilent) {
+      Tell("pool: it has not answered within its deadline, and is killed\n");
+      launcher_.Kill(kPoolPlace, SIGKILL);
+      pool_pulse_.emplace(PoolSocket(pool_, 0));
     }
     return OkStatus();
   }
 
-  Status OnEnded(size_t i, const Ended& ended) {
-    One& run = runs_[i];
+  Status OnEnded(const Ended& ended) {
+    const bool is_warm = ended.place == kWarmStartPlace;
+    One& one = is_warm ? warm_ : runs_[static_cast<size_t>(ended.place)];
+    if (SweepClock::now() - one.since > kSettled) one.restarts = 0;
     // By a signal from outside: it goes on from what it has on disk.
-    if (!ended.exit_status && !stopped() && run.restarts < kRestartsMost) {
-      ++run.restarts;
-      std::printf("%s: %s; it goes on\n", run.plan.label.c_str(), ended.why.c_str());
-      std::fflush(stdout);
-      return StartRun(i);
+    if (!ended.exit_status && !stopped() && one.restarts < kRestartsMost) {
+      ++one.restarts;
+      Tell(one.label + ": " + ended.why + "; it goes on\n");
+      return is_warm ? StartWarm() : StartRun(static_cast<size_t>(ended.place));
     }
-    run.over = true;
-    run.exit_code = ended.exit_status.value_or(3);
-    if (!ended.in_order) run.why = ended.why;
+    one.over = true;
+    one.exit_code = ended.exit_status.value_or(3);
     if (!ended.in_order) {
-      std::fprintf(stderr, "%s: %s\n", run.plan.label.c_str(), ended.why.c_str());
-    } else if (Finished(run)) {
-      const auto live = ReadOf<observe::StatusFile>(storage::RunPaths(DirOf(run)).status(), {});
-      std::printf("%s: finished, %lld steps%s\n", run.plan.label.c_str(), static_cast<long long>(live.step),
-                  live.reward ? (", reward " + Formatted("%.3f", *live.reward)).c_str() : "");
+      Warn(one.label + ": " + ended.why);
+    } else if (!is_warm && Finished(one)) {
+      const auto live = ReadOf<observe::StatusFile>(storage::RunPaths(one.dir).status(), {});
+      Tell(one.label + ": finished, " + std::to_string(live.step) + " steps" +
+           (live.reward ? ", reward " + Formatted("%.3f", *live.reward) : "") + "\n");
+    } else if (!is_warm) {
+      Tell(one.label + ": stopped\n");
     }
-    std::fflush(stdout);
     return OkStatus();
   }
 
@@ -285,34 +339,42 @@ class Sweep {
 
   struct Result {
     std::string state;
-    std::optional<double> reward, loss, accuracy, seconds;
+    std::string measure;  // of what is held out: accuracy, reward, return, loss
+    std::optional<double> held_out, reward, loss, seconds;
     [[nodiscard]] bool finished() const { return state == "finished"; }
   };
   Result ResultOf(const One& run) {
-    const storage::RunPaths paths(DirOf(run));
+    const storage::RunPaths paths(run.dir);
     const auto live = ReadOf<observe::StatusFile>(paths.status(), {});
     const auto summary = ReadOf<observe::SummaryFile>(paths.summary(), {});
     Result out{
         .state = live.state.empty() ? "not begun" : live.state, .reward = live.reward, .loss = live.loss};
-    if (const auto at = summary.accuracy.find("after"); at != summary.accuracy.end())
-      out.accuracy = at->second;
+    // This is asked while no controller lives: that one was killed, and told nobody.
+    if (out.state == "running") out.state = "killed";
+    if (summary.held_out && summary.held_out->last) {
+      out.measure = summary.held_out->measure;
+      out.held_out = summary.held_out->last->value;
+    }
     if (const auto at = summary.seconds.find("total"); at != summary.seconds.end()) out.seconds = at->second;
     return out;
   }
 
-  // The run with the best held-out accuracy, or, where a run has none, reward, or loss: one measure for all
-  // that are compared. Runs that did not end are no candidates where some did. None where nothing is known.
+  // Of the runs that finished the one that did best on held-out rows, or, where one has not been judged on
+  // them, by its reward, or its loss: one measure for all that are compared.
   static std::optional<size_t> Best(const std::vector<Result>& results) {
-    const bool some_finished = std::ranges::any_of(results, &Result::finished);
     std::vector<size_t> candidates;
     for (size_t i = 0; i < results.size(); ++i)
-      if (results[i].finished() || !some_finished) candidates.push_back(i);
-    for (const auto& [measure, sign] :
-         {std::pair(&Result::accuracy, 1), std::pair(&Result::reward, 1), std::pair(&Result::loss, -1)}) {
-      if (!std::ranges::all_of(candidates, [&](size_t i) { return (results[i].*measure).has_value(); }))
-        continue;
-      return *std::ranges::max_element(candidates, {},
-                                       [&](size_t i) { return sign * *(results[i].*measure); });
+      if (results[i].finished()) candidates.push_back(i);
+    if (candidates.empty()) return std::nullopt;
+    const std::string& measure = results[candidates.front()].measure;
+    for (const auto& [value, sign] : {std::pair(&Result::held_out, measure == "loss" ? -1 : 1),
+                                      std::pair(&Result::reward, 1), std::pair(&Result::loss, -1)}) {
+      const auto known = [&](size_t i) {
+        return (results[i].*value).has_value() &&
+               (value != &Result::held_out || results[i].measure == measure);
+      };
+      if (!std::ranges::all_of(candidates, known)) continue;
+      return *std::ranges::max_element(candidates, {}, [&](size_t i) { return sign * *(results[i].*value); });
     }
     return std::nullopt;
   }
@@ -331,12 +393,15 @@ class Sweep {
     };
     std::vector<Cells> rows = {{"", "run"}};
     for (const SweptKey& key : words_.swept) rows.front().push_back(key.key);
-    rows.front().insert(rows.front().end(), {"state", "reward", "loss", "accuracy", "seconds"});
+    const auto judged = std::ranges::find_if(results, [](const Result& r) { return !r.measure.empty(); });
+    rows.front().insert(rows.front().end(),
+                        {"state", "reward", "loss",
+                         "held-out" + (judged == results.end() ? "" : " " + judged->measure), "seconds"});
     for (size_t i = 0; i < runs_.size(); ++i) {
-      Cells& row = rows.emplace_back(Cells{best == i ? "*" : "", runs_[i].plan.label});
+      Cells& row = rows.emplace_back(Cells{best == i ? "*" : "", runs_[i].label});
       row.insert(row.end(), runs_[i].plan.values.begin(), runs_[i].plan.values.end());
       const Result& r = results[i];
-      row.insert(row.end(), {r.state, cell("%.3f", r.reward), cell("%.4f", r.loss), cell("%.3f", r.accuracy),
+      row.insert(row.end(), {r.state, cell("%.3f", r.reward), cell("%.4f", r.loss), cell("%.4f", r.held_out),
                              cell("%.1f", r.seconds)});
     }
     return TableText(rows) + (best ? "* the best\n" : "");
@@ -348,18 +413,22 @@ class Sweep {
     for (size_t i = 0; i < runs_.size(); ++i) {
       nlohmann::json values = nlohmann::json::object();
       for (size_t k = 0; k < words_.swept.size(); ++k) values[words_.swept[k].key] = runs_[i].plan.values[k];
-      nlohmann::json run = {{"run", runs_[i].plan.label}, {"values", values}, {"state", results[i].state}};
+      nlohmann::json run = {{"run", runs_[i].label}, {"values", values}, {"state", results[i].state}};
       const auto add = [&](const char* key, const std::optional<double>& v) {
         if (v) run[key] = *v;
       };
       add("reward", results[i].reward);
       add("loss", results[i].loss);
-      add("accuracy", results[i].accuracy);
+      if (results[i].held_out)
+        run["held_out"] = {{"measure", results[i].measure}, {"value", *results[i].held_out}};
       add("seconds", results[i].seconds);
       runs.push_back(std::move(run));
     }
-    nlohmann::json all = {{"config", config_}, {"words", typed_}, {"runs", runs}};
-    if (const auto best = Best(results)) all["best"] = runs_[*best].plan.label;
+    nlohmann::json all = {{"config", config_},
+                          {"words", typed_},
+                          {"working_directory", fs::current_path().string()},
+                          {"runs", runs}};
+    if (const auto best = Best(results)) all["best"] = runs_[*best].label;
     return disk_.WriteFile(SweepFilePath(dir_), all.dump(1) + "\n");
   }
 
@@ -371,11 +440,14 @@ class Sweep {
   std::string worker_path_, pool_;
   RealFileSystem disk_;
   std::vector<One> runs_;
+  One warm_ = {.over = true};
   Launcher launcher_{/*outlive=*/false};
-  bool pool_runs_ = true;
-  SweepClock::time_point pool_due_;
+  bool pool_runs_ = false;
+  std::optional<PoolPulse> pool_pulse_;
+  SweepClock::time_point pool_since_, pool_due_;
   std::chrono::seconds pool_pause_{1};
   std::optional<SweepClock::time_point> stop_by_;
+  DiskThread terminal_;
 };
 
 void RunSweep(CommandContext& context, SweepOptions options) {
@@ -384,9 +456,17 @@ void RunSweep(CommandContext& context, SweepOptions options) {
     if (!options.words.empty() || !options.run_dir.empty())
       return Fail(context, InvalidArgument("--resume: goes on with a sweep as it was begun; give its folder "
                                            "alone: `tidepool sweep DIR --resume`"));
-    options.run_dir = options.config;
+    options.run_dir = fs::absolute(options.config).lexically_normal().string();
     const auto begun = ReadSweepFile(options.run_dir);
     if (!begun.ok()) return Fail(context, begun.status());
+    if (!begun->working_directory.empty()) {
+      fs::current_path(begun->working_directory, error);
+      if (error)
+        std::fprintf(stderr,
+                     "warning: %s, where this sweep was begun, is not there; paths in its words are "
+                     "taken from here\n",
+                     begun->working_directory.c_str());
+    }
     options.config = begun->config;
     options.words = begun->words;
   } else if (fs::is_directory(options.config, error)) {
@@ -442,6 +522,7 @@ void RunSweep(CommandContext& context, SweepOptions options) {
   }
   const auto lock = storage::LockRun(disk, options.run_dir, "sweep");
   if (!lock.ok()) return Fail(context, lock.status());
+  signal(SIGPIPE, SIG_IGN);
   std::fflush(stdout);
   Sweep sweep(fs::absolute(options.run_dir).lexically_normal().string(),
               fs::absolute(options.config).lexically_normal().string(), *std::move(words), options.words,

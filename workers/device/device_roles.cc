@@ -92,7 +92,8 @@ Status DeviceRoles::MakeWeights(bool read_tensors) {
       arena = shared_->arena();
     }
     if (read_tensors && !config_.model.trains_adapter()) {
-      TP_ASSIGN_OR_RETURN(weights_, models_.Read("model.path", "", arena));
+      TP_ASSIGN_OR_RETURN(weights_, trains_ || ranks_ != nullptr ? models_.Read("model.path", "", arena)
+                                                                 : models_.ReadToServe());
       if (scores && !spec.value_head) {
         TP_ASSIGN_OR_RETURN(weights_, model::WithValueHead(*weights_));
       }

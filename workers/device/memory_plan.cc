@@ -349,16 +349,16 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
   const model::ModelSpec& m = plan.model;
   const model::DType dtype = c.model.dtype;
   const bool generates = Generates(c);
-  const int64_t weights = policy ? of_policy.actor.weights : model::WeightBytes(m, dtype);
+  int64_t weights = policy ? of_policy.actor.weights : model::WeightBytes(m, dtype);
+  // Nothing but an adapter is trained on such a folder.
+  if (!policy && !OnGpu(c) && !c.model.init && model::HoldsGguf(c.model.path)) {
+    TP_ASSIGN_OR_RETURN(const auto gguf, model::GgufFolder::Open(c.model.path));
+    weights = model::LayoutInBlocks(m, dtype, gguf.BlockTypes()).bytes;
+  }
   if (generates && !policy) plan.kv_cache_tokens = KvCacheTokens(c, m);
   const auto adapter = model::AdapterOf(c);  // beside the model
   const int64_t adapter_bytes = adapter ? model::AdapterElements(m, *adapter) * model::Bytes(dtype) : 0;
   const bool mapped = adapter && use == SlotUse::kJob;  // the model stands in shared memory
-  int64_t base_bytes = weights;
-  if (mapped && !OnGpu(c) && !c.model.init && model::HoldsGguf(c.model.path)) {
-    TP_ASSIGN_OR_RETURN(const auto gguf, model::GgufFolder::Open(c.model.path));
-    base_bytes = model::LayoutInBlocks(m, dtype, gguf.BlockTypes()).bytes;
-  }
   const int64_t devices = c.cluster.slots;
   for (int64_t slot = 0; slot < devices; ++slot) {
     const bool actor = use == SlotUse::kJob && MayTrain(c, slot), rollout = generates && MayGenerate(c, slot);
@@ -435,7 +435,7 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& c, SlotUse use) {
   }
   plan.weights_bytes = published;
   plan.checkpoint_bytes = state;
-  if (mapped) plan.shared_memory.push_back({"the model below the adapter", "model.path", base_bytes});
+  if (mapped) plan.shared_memory.push_back({"the model below the adapter", "model.path", weights});
   // Two buffers each (workers/data/shared_arena.h).
   if (devices > 1)
     plan.shared_memory.push_back(

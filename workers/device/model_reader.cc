@@ -47,24 +47,42 @@ StatusOr<std::unique_ptr<model::Weights>> ModelReader::ReadBase(std::span<std::b
   return weights;
 }
 
+struct ModelReader::InBlocks {
+  model::GgufFolder gguf;
+  model::BlockLayout layout;
+};
+
+StatusOr<std::shared_ptr<const ModelReader::InBlocks>> ModelReader::FindBlocks() const {
+  // Others than the CPU get numbers.
+  if (!model::HoldsGguf(model_dir_) || !NewDevice()->reads_blocks()) return std::shared_ptr<const InBlocks>();
+  TP_ASSIGN_OR_RETURN(auto gguf, model::GgufFolder::Open(model_dir_));
+  auto layout = model::LayoutInBlocks(gguf.spec(), config_.model.dtype, gguf.BlockTypes());
+  return std::make_shared<const InBlocks>(InBlocks{std::move(gguf), std::move(layout)});
+}
+
+StatusOr<std::unique_ptr<model::Weights>> ModelReader::ReadToServe() const {
+  TP_ASSIGN_OR_RETURN(const auto blocks, FindBlocks());
+  if (blocks == nullptr) return Read("model.path", "");
+  return model::Weights::CreateInBlocks(
+      blocks->gguf.spec(), config_.model.dtype, blocks->layout, {}, [&](std::span<std::byte> arena) {
+        return blocks->gguf.Read(config_.model.dtype, blocks->layout, arena);
+      });
+}
+
 StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::string& shared_memory) const {
   const std::shared_ptr<device::Device> device = NewDevice();
-  std::optional<model::BlockLayout> blocks;
   std::function<Status(std::span<std::byte>)> read = [this](std::span<std::byte> arena) {
     return ReadBase(arena).status();
   };
-  // Others than the CPU get numbers.
-  if (model::HoldsGguf(model_dir_) && device->reads_blocks()) {
-    TP_ASSIGN_OR_RETURN(auto opened, model::GgufFolder::Open(model_dir_));
-    const auto gguf = std::make_shared<const model::GgufFolder>(std::move(opened));
-    blocks = model::LayoutInBlocks(gguf->spec(), config_.model.dtype, gguf->BlockTypes());
-    read = [this, gguf, of = *blocks](std::span<std::byte> arena) -> Status {
-      TP_RETURN_IF_ERROR(gguf->Read(config_.model.dtype, of, arena));
+  TP_ASSIGN_OR_RETURN(const auto blocks, FindBlocks());
+  if (blocks != nullptr) {
+    read = [this, blocks](std::span<std::byte> arena) -> Status {
+      TP_RETURN_IF_ERROR(blocks->gguf.Read(config_.model.dtype, blocks->layout, arena));
       return base_digest_.empty() ? OkStatus() : CheckModelDigest(model_dir_, base_digest_);
     };
     if (shared_memory.empty()) {
-      TP_ASSIGN_OR_RETURN(
-          auto alone, model::Weights::CreateInBlocks(gguf->spec(), config_.model.dtype, *blocks, {}, read));
+      TP_ASSIGN_OR_RETURN(auto alone, model::Weights::CreateInBlocks(blocks->gguf.spec(), config_.model.dtype,
+                                                                     blocks->layout, {}, read));
       return std::shared_ptr<const model::Weights>(std::move(alone));
     }
   }
@@ -80,7 +98,7 @@ StatusOr<std::shared_ptr<const model::Weights>> ModelReader::Base(const std::str
                  {.identity = identity,
                   .spec = std::move(spec),
                   .dtype = config_.model.dtype,
-                  .blocks = std::move(blocks),
+                  .blocks = blocks == nullptr ? std::nullopt : std::optional(blocks->layout),
                   .read = std::move(read)},
                  device->host_memory() ? device.get() : nullptr,
                  std::chrono::nanoseconds(std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -35,6 +35,9 @@ class ModelReader {
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> Read(const std::string& key,
                                                                const std::string& folder,
                                                                std::span<std::byte> arena = {}) const;
+  // Read("model.path", "") for one that only generates: a folder of GGUF blocks in its blocks, where what
+  // computes reads those.
+  [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> ReadToServe() const;
   // What the run starts from, frozen, for an adapter: as MapBase has it in this folder; without one, of this
   // process alone.
   [[nodiscard]] StatusOr<std::shared_ptr<const model::Weights>> Base(const std::string& shared_memory) const;
@@ -49,6 +52,9 @@ class ModelReader {
   [[nodiscard]] const std::string& model_dir() const { return model_dir_; }
 
  private:
+  struct InBlocks;
+  // nullptr: its weights are numbers, or are read as such.
+  [[nodiscard]] StatusOr<std::shared_ptr<const InBlocks>> FindBlocks() const;
   // What Read gives of the start, if it is what the run began with: compared after it was read, so what was
   // changed meanwhile is found, too.
   [[nodiscard]] StatusOr<std::unique_ptr<model::Weights>> ReadBase(std::span<std::byte> arena = {}) const;

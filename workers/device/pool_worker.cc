@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -18,6 +17,7 @@
 
 #include "core/observe/log.h"
 #include "workers/device/device_pool.h"
+#include "workers/net/line_socket.h"
 #include "workers/net/worker_log.h"
 
 namespace tidepool::workers {
@@ -29,57 +29,6 @@ constexpr auto kSays = std::chrono::seconds(5);    // for a line that was begun
 // A session sees between two pieces of its work that nobody wants it any more. Where no turn ends for so
 // long, it holds up all others.
 constexpr auto kUnwanted = std::chrono::seconds(120);
-
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&&) = delete;
-  [[nodiscard]] int fd() const { return fd_; }
-
-  // False: whoever is at the other end is gone.
-  [[nodiscard]] bool Send(const nlohmann::json& json) const {
-    const std::string line = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    return send(fd_, line.data(), line.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(line.size());
-  }
-  // What has come by now: an object once its line is whole; an error once the other end is gone, or has said
-  // something else.
-  StatusOr<std::optional<nlohmann::json>> Take() {
-    for (char some[4096];;) {
-      const ssize_t got = recv(fd_, some, sizeof(some), MSG_DONTWAIT);
-      if (got < 0 && (errno == EAGAIN || errno == EINTR)) return std::optional<nlohmann::json>();
-      if (got <= 0) return Unavailable("the other end is gone");
-      line_.append(some, static_cast<size_t>(got));
-      if (line_.size() > (1 << 16)) return InvalidArgument("a line without an end");
-      if (!line_.ends_with('\n')) continue;
-      auto json = nlohmann::json::parse(std::exchange(line_, {}), nullptr, /*allow_exceptions=*/false);
-      if (!json.is_object()) return InvalidArgument("something else than an object");
-      return std::optional(std::move(json));
-    }
-  }
-
- private:
-  int fd_;
-  std::string line_;
-};
-
-StatusOr<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path))
-    return InvalidArgument(path + ": longer than a socket's name may be, " +
-                           std::to_string(sizeof(address.sun_path) - 1) + " bytes");
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
-}
-
-bool WaitForInput(int fd, std::chrono::milliseconds patience) {
-  pollfd one{.fd = fd, .events = POLLIN, .revents = 0};
-  return poll(&one, 1, static_cast<int>(patience.count())) > 0;
-}
 
 nlohmann::json ToJson(const DeviceWorkerOptions& o) {
   return {{"address", o.address}, {"token_file", o.token_file},
@@ -106,7 +55,7 @@ StatusOr<DeviceWorkerOptions> OptionsOf(const nlohmann::json& json) {
 
 class Pool {
  public:
-  Pool(int listens, int64_t runs) : listens_(listens), shared_(runs) {}
+  Pool(LineSocket listens, int64_t runs) : listens_(std::move(listens)), shared_(runs) {}
 
   [[noreturn]] void Run() {
     for (;;) {
@@ -119,6 +68,7 @@ class Pool {
         // waits: polled above, and non-blocking
         const int fd = accept4(listens_.fd(), nullptr, nullptr, SOCK_CLOEXEC);
         if (fd >= 0) sessions_.emplace_back(fd);
+        if (fd < 0) OnNoFile();
       }
       sessions_.remove_if([this](Session& s) { return Look(s); });
     }
@@ -127,7 +77,7 @@ class Pool {
  private:
   struct Session {
     explicit Session(int fd) : stands(fd) {}
-    Socket stands;  // the process that stands for it
+    LineSocket stands;  // the process that stands for it
     SteadyClock::time_point since = SteadyClock::now();
     uint64_t turns = 0;  // of the pool, when they were last seen to move
     std::atomic<bool> unwanted = false, over = false;
@@ -158,6 +108,10 @@ class Pool {
     if (!s.thread.joinable()) {
       if (!came.ok()) return true;
       if (!*came) return now - s.since > kSays;
+      if ((*came)->contains(kPoolPulse)) {
+        (void)s.stands.Send(**came);
+        return true;
+      }
       auto options = OptionsOf(**came);
       if (!options.ok()) return true;
       Begin(s, *std::move(options));
@@ -167,6 +121,13 @@ class Pool {
     s.unwanted = true;
     s.since = now;
     return false;
+  }
+
+  // A caller waits until a descriptor is free.
+  void OnNoFile() {
+    if (!std::exchange(told_no_file_, true))
+      LogWorkerFailure("pool_full", std::string("nobody else can be let in (") + std::strerror(errno) + ")");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 
   void Begin(Session& s, DeviceWorkerOptions options) {
@@ -181,8 +142,9 @@ class Pool {
     });
   }
 
-  Socket listens_;
+  LineSocket listens_;
   DevicePool shared_;
+  bool told_no_file_ = false;
   std::list<Session> sessions_;
 };
 
@@ -190,19 +152,12 @@ class Pool {
 
 int RunPoolWorker(const std::string& path, int64_t runs) {
   LogWorkerStart("pool", path);
-  const auto address = AddressOf(path);
-  if (!address.ok()) {
-    LogWorkerFailure("pool_failed", address.status().message());
+  auto listens = LineSocket::Listen(path);
+  if (!listens.ok()) {
+    LogWorkerFailure("pool_failed", listens.status().message());
     return 2;
   }
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  (void)unlink(path.c_str());  // of one that died
-  if (fd < 0 || bind(fd, reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0 ||
-      listen(fd, SOMAXCONN) != 0) {
-    LogWorkerFailure("pool_failed", path + ": cannot be made (" + std::strerror(errno) + ")");
-    return 2;
-  }
-  Pool(fd, runs).Run();
+  Pool(*std::move(listens), runs).Run();
 }
 
 int StandForSession(const std::string& path, const DeviceWorkerOptions& options) {
@@ -211,21 +166,20 @@ int StandForSession(const std::string& path, const DeviceWorkerOptions& options)
     LogWorkerFailure(event, why);
     return exit_code;
   };
-  const auto address = AddressOf(path);
-  if (!address.ok()) return failed("pool_failed", address.status().message(), 2);
-  Socket pool(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto until = SteadyClock::now() + kComes;
-  while (connect(pool.fd(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0) {
-    if (SteadyClock::now() >= until)
-      return failed("pool_missing", path + ": nobody is there (" + std::strerror(errno) + ")", 3);
+  auto pool = LineSocket::Connect(path);
+  for (; !pool.ok(); pool = LineSocket::Connect(path)) {
+    if (pool.status().code() == StatusCode::kInvalidArgument)
+      return failed("pool_failed", pool.status().message(), 2);
+    if (SteadyClock::now() >= until) return failed("pool_missing", pool.status().message(), 3);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   DeviceWorkerOptions mine = options;
   mine.pid = getpid();
-  if (!pool.Send(ToJson(mine))) return failed("pool_lost", "the process of the pool has ended", 3);
+  if (!pool->Send(ToJson(mine))) return failed("pool_lost", "the process of the pool has ended", 3);
   for (;;) {
-    if (!WaitForInput(pool.fd(), std::chrono::seconds(1))) continue;
-    const auto came = pool.Take();
+    if (!pool->WaitForInput(std::chrono::seconds(1))) continue;
+    const auto came = pool->Take();
     if (!came.ok()) return failed("pool_lost", "the process of the pool has ended", 3);
     if (!*came) continue;
     const nlohmann::json& end = **came;
