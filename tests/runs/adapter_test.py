@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Adapters from the command line: folders of PEFT's layout in and out, merged, named by a run, refused."""
 import json
+import math
 import pathlib
 import random
 import shutil
@@ -173,6 +174,27 @@ class AdapterTest(RunTest):
         self.assert_done(self.command("export", str(self.dir / "moved"), "--merge", "--out", str(self.dir / "merged")))
         (self.dir / "moved" / "model").rename(self.dir / "elsewhere")
         self.refused("generate", "--prompt", "x", "--model", self.dir / "moved", words=["no model folder here", "--model"])
+
+    def test_the_reference_is_what_the_run_starts_from(self):
+        """The first adapter with it, so that the first step's pairs are as likely as the reference has them."""
+        args = ("configs/test/dpo.yaml", f"model.path={self.base}", "model.init=null", "model.lora.rank=4", "model.lora.alpha=32", "model.lora.targets=[q, v, down]",
+                f"model.lora.path={self.adapter}", "checkpoint.every_steps=1", "deterministic=true")
+        self.assert_done(self.train(*args, "train.steps=2"))
+        self.assertAlmostEqual(self.metrics()[1]["actor/loss"], math.log(2), places=9)
+        self.assertNotAlmostEqual(self.metrics()[2]["actor/loss"], math.log(2), places=9)
+        shutil.rmtree(self.adapter)  # it is read at each start
+        result = self.train(*args, "train.steps=3", "--resume")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("model.lora.path", result.stderr)
+
+    def test_an_adapter_of_another_model_is_refused_where_the_run_makes_its_model(self):
+        args = ("configs/test/sft.yaml", "model.lora.rank=2", "train.steps=1")
+        self.assert_done(self.train(*args, run="first"))
+        first = f"model.lora.path={self.path('final', run='first')}"
+        self.refused("train", *args, first, "seed=2", "--run-dir", self.dir / "second", words=["model.lora.path", "model.init", "model.path"])
+        warm = ("configs/lora/tiny.yaml", "train.steps=1")
+        self.assert_done(self.train(*warm, run="warm"))
+        self.refused("train", *warm, f"model.lora.path={self.path('final', run='warm')}", "seed=2", "--run-dir", self.dir / "third", words=["model.lora.path", "its shapes are the same, its values are not"])
 
     def test_the_first_adapter_is_needed_until_there_is_a_checkpoint(self):
         args = ("configs/test/sft.yaml", f"model.path={self.base}", "model.init=null", "model.lora.rank=4", "model.lora.alpha=32", "model.lora.targets=[q, v, down]",

@@ -67,6 +67,9 @@ class RlhfTest(RunTest):
             self.assert_done(self.train(*self.policy(f"reward.functions.1.path={folder}", "train.steps=3", "eval.every_steps=0"), run="by-" + name))
             rewards[name] = self.metrics("by-" + name)[1]["reward/reward_model/mean"]
         self.assertAlmostEqual(rewards["adapter"], rewards["merged"], places=4)
+        # A further adapter on a reward model begins with that one's score, and so with its judgement.
+        self.assert_done(self.train(*train, f"model.path={merged}", "train.steps=2", "eval.before_train=true", run="further"))
+        self.assertAlmostEqual(self.summary("further")["held_out"]["before"]["value"], self.summary("rm")["held_out"]["last"]["value"], delta=0.02)
         refused = self.command("generate", "--prompt", "x", "--model", str(adapter))
         self.assertEqual(refused.returncode, 2, refused.stdout)
         self.assertIn("writes no text", refused.stderr)

@@ -54,6 +54,12 @@ class SweepTest(RunTest):
         self.assertIn(result["best"], labels)
         self.assertEqual(len({json.dumps(self.digests(f"s/{label}")) for label in labels}), 4)
         self.assert_as_alone(labels)
+        of_sweep = self.command("status", self.path(run="s"))
+        self.assertEqual(of_sweep.returncode, 2)
+        self.assertIn("a sweep, whose runs are folders in it", of_sweep.stderr)
+        # Elsewhere each run still has the model that the sweep made for all.
+        self.path(run="s").rename(self.dir / "moved")
+        self.assert_done(self.command("generate", "--model", self.dir / "moved" / labels[0], "--prompt", "rev abc=", "--max-new-tokens", "4"))
 
     def test_what_is_killed_goes_on_and_spoils_nothing(self):
         labels = ["learning_rate-1.0e-2", "learning_rate-2.0e-2"]

@@ -205,22 +205,12 @@ StatusOr<FoundModel> FindFolder(const std::string& name, const std::string& key,
   return found.ok() ? std::move(found) : found.status().At(key);
 }
 
-// The model that an adapter of a run names, where the run has it: model/ or warm_start/final. Found by its
-// values, because the name has the place where the run was. Empty: none.
-std::string BaseInRun(const model::AdapterFolder& adapter, const std::string& run) {
-  if (run.empty() || adapter.fingerprint().empty()) return "";
-  const storage::RunPaths paths(run);
-  for (const std::string& dir : {paths.model(), storage::RunPaths(paths.warm_start()).final_model()})
-    if (PathThere(fs::path(dir) / kModelConfigFile) && adapter.CheckBase(dir).ok()) return dir;
-  return "";
-}
-
 // Sets the adapter apart from the model that it changes: `base`, or the one that it names.
 StatusOr<FoundModel> WithBase(FoundModel found, const std::string& key, const std::string& base) {
   if (HoldsAdapter(found.dir)) {
     found.adapter = found.dir;
     TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(found.adapter));
-    found.dir = base.empty() ? BaseInRun(adapter, found.run) : base;
+    found.dir = base.empty() ? ModelInRun(adapter, found.run) : base;
     if (found.dir.empty()) found.dir = adapter.base();
     if (!PathThere(fs::path(found.dir) / kModelConfigFile))
       return NotFound(key + ": " + found.adapter + " is an adapter of " +

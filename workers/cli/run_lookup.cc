@@ -97,6 +97,10 @@ StatusOr<std::string> NewestUnfinished(const std::vector<std::string>& runs) {
 StatusOr<RunPlace> PlaceOf(const std::string& dir) {
   if (HoldsRun(dir)) return RunPlace{dir, storage::RunPaths(dir).journal()};
   if (HoldsSegments(dir)) return RunPlace{"", dir};
+  if (Exists(fs::path(dir) / "sweep.json")) {
+    return InvalidArgument(dir + ": a sweep, whose runs are folders in it; name one of those, or go on with all by "
+                                 "`tidepool sweep " + dir + " --resume`");
+  }
   if (Exists(storage::RunPaths(dir).lock())) {
     return InvalidArgument(dir +
                            ": its run was ended before it began (there is no config.yaml); start it with "

@@ -485,7 +485,8 @@ class Job {
 
   // Of the model below an adapter, which stays as it was when the run began: whoever reads it later compares
   // it. Empty: its weights are made from the config.
-  StatusOr<std::string> BaseDigest(const std::string& run_dir, const std::string& model_dir) {
+  StatusOr<std::string> BaseDigest(const std::string& run_dir, const std::string& model_dir,
+                                   const std::string& first_adapter) {
     constexpr const char* kDigest = "digest";
     const std::string path = storage::RunPaths(run_dir).base();
     if (fs_.Exists(path)) {
@@ -507,6 +508,9 @@ class Job {
         !steps.empty() && fs_.Exists(trained + "/" + model::kAdapterConfigFile)) {
       TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(trained));
       TP_RETURN_IF_ERROR(adapter.CheckBase(model_dir).At("model.path"));
+    } else if (steps.empty() && !first_adapter.empty()) {
+      TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(first_adapter));
+      TP_RETURN_IF_ERROR(adapter.CheckBase(model_dir).At("model.lora.path"));
     }
     TP_ASSIGN_OR_RETURN(const std::string digest, ModelDigestOf(model_dir));
     unwritten_.emplace_back(path, nlohmann::json{{kDigest, digest}}.dump(1) + "\n");
@@ -524,7 +528,7 @@ class Job {
     TP_ASSIGN_OR_RETURN(run.run_id, RunId(fs_, run_dir));
     run.model_dir = fs::absolute(model_dir).string();
     if (loaded.config.model.trains_adapter()) {
-      TP_ASSIGN_OR_RETURN(run.base_digest, BaseDigest(run_dir, run.model_dir));
+      TP_ASSIGN_OR_RETURN(run.base_digest, BaseDigest(run_dir, run.model_dir, loaded.config.model.lora.path));
     }
     run.self_path = request_.self_path;
     run.certificates = request_.certificates;
@@ -605,7 +609,13 @@ Status CheckFirstAdapter(const ModelConfig& model, const model::AdapterSpec& wan
   TP_RETURN_IF_ERROR(first.CheckSpec(wanted));
   if (!model.init) return first.CheckBase(model.path);
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, SpecOf(model));
-  return first.CheckShapes(spec);
+  TP_RETURN_IF_ERROR(first.CheckShapes(spec));
+  // That of a warm start is compared when it is there.
+  if (!model.init->warm_start.empty() || first.fingerprint().empty()) return OkStatus();
+  return InvalidArgument(model.lora.path + ": was trained on a model with the fingerprint " +
+                         first.fingerprint() + (first.base().empty() ? "" : " (" + first.base() + ")") +
+                         ", and this run makes a model anew (model.init); give that one as model.path "
+                         "instead");
 }
 
 }  // namespace
@@ -664,7 +674,7 @@ Status CheckInputs(const config::LoadedConfig& loaded, bool goes_on) {
   if (const auto adapter = model::AdapterOf(config); adapter && model_there) {
     if (const auto spec = SpecOf(config.model); spec.ok())
       look("model.lora.rank", model::CheckAdapter(*spec, *adapter).At("model.lora"));
-    if (!config.model.lora.path.empty() && !goes_on)
+    if (!config.model.lora.path.empty() && (!goes_on || RefersToFirstAdapter(config)))
       look("model.lora.path", CheckFirstAdapter(config.model, *adapter).At("model.lora.path"));
   }
   if (AnswersHeldOut(config) && of_folder && model_there) {

@@ -111,6 +111,20 @@ Status CheckModelDigest(const std::string& dir, const std::string& begun_with) {
       "one back, or start a new run");
 }
 
+std::string ModelInRun(const model::AdapterFolder& adapter, const std::string& run) {
+  if (run.empty() || adapter.fingerprint().empty()) return "";
+  const auto final_in = [](const std::string& dir) { return storage::RunPaths(dir).final_model(); };
+  const storage::RunPaths paths(run);
+  // A run of a sweep starts from what the sweep made.
+  const std::string sweep = (fs::path(run) / "..").lexically_normal().string();
+  for (const std::string& dir :
+       {paths.model(), final_in(paths.warm_start()), final_in(storage::RunPaths(sweep).warm_start())}) {
+    std::error_code error;
+    if (fs::exists(dir + "/config.json", error) && adapter.CheckBase(dir).ok()) return dir;
+  }
+  return "";
+}
+
 std::string WhereToGetModel(const std::string& dir) {
   std::string name = fs::path(dir).filename().string();
   for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

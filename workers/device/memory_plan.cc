@@ -168,7 +168,12 @@ void AddActor(const JobConfig& c, const model::ModelSpec& m, bool generates, Pro
   }
   const FurtherModels further = FurtherModelsOf(c);
   for (const auto& [name, folder] : further.frozen) {
-    if (c.model.trains_adapter() && folder.empty()) continue;  // the model itself, without the adapter
+    if (c.model.trains_adapter() && folder.empty()) {  // the model without the adapter, or with the first one
+      const auto adapter = model::AdapterOf(c);
+      if (adapter && !c.model.lora.path.empty())
+        p.further.emplace_back(name, model::AdapterElements(m, *adapter) * model::Bytes(dtype));
+      continue;
+    }
     const StatusOr<model::ModelSpec> other =
         folder.empty() ? StatusOr<model::ModelSpec>(m) : SpecOf(ModelConfig{.path = folder});
     p.further.emplace_back(name, model::WeightBytes(other.ok() ? *other : m, dtype));
@@ -228,6 +233,13 @@ bool MayGenerate(const JobConfig& c, int64_t slot) {
 }
 
 }  // namespace
+
+bool RefersToFirstAdapter(const JobConfig& c) {
+  return !c.model.lora.path.empty() &&
+         std::ranges::any_of(FurtherModelsOf(c).frozen, [](const auto& model) {
+           return model.first == "reference" && model.second.empty();
+         });
+}
 
 bool MayTrain(const JobConfig& c, int64_t slot) {
   return c.scheduler.placement == PlacementKind::kColocated ||

@@ -92,6 +92,9 @@ StatusOr<MemoryPlan> PlanMemory(const JobConfig& config, SlotUse use = SlotUse::
 // multiplexed those of training.
 bool MayTrain(const JobConfig& config, int64_t slot);
 
+// The reference is the adapter that training begins with (model.lora.path), which is read at each start.
+bool RefersToFirstAdapter(const JobConfig& config);
+
 // Tokens that a rollout worker's KV cache holds: rollout.kv_cache_tokens, or what the largest number of
 // concurrent samples needs, up to 256 MiB (4 GiB on a GPU); past it requests wait for room. A whole number of
 // blocks.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/model/hugging_face.h"
 #include "core/model/sum_cuts.h"
 #include "workers/data/row_source.h"
 #include "workers/device/part_pieces.h"
@@ -49,9 +50,15 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
   if (needed.reference) {
     const auto* dpo = std::get_if<DpoJob>(&actor->config_.job);
     const std::string& folder = dpo != nullptr ? dpo->preference.reference : rl->algorithm.kl.reference;
-    // What the run starts from is there already, below an adapter.
-    if (folder.empty()) companions.reference = weights.base().get();
-    if (companions.reference == nullptr) {
+    // What the run starts from: below a new adapter it is there already.
+    const std::string& first = actor->config_.model.lora.path;
+    if (folder.empty() && weights.base() != nullptr && !first.empty()) {
+      auto adapter = model::LoadAdapter(first, weights.base(), *weights.adapter());
+      if (!adapter.ok()) return adapter.status().At("model.lora.path");
+      actor->reference_ = *std::move(adapter);
+    } else if (folder.empty() && weights.base() != nullptr) {
+      companions.reference = weights.base().get();
+    } else {
       const char* key = dpo != nullptr ? "preference.reference" : "algorithm.kl.reference";
       TP_ASSIGN_OR_RETURN(actor->reference_, models.Read(key, folder));
     }
@@ -84,7 +91,7 @@ StatusOr<std::unique_ptr<Actor>> TextActor::Create(const JobConfig& config, mode
         model::SumCuts(weights.spec(), {0, config.rollout.mesh.tp}, options.device->sums_in_tiles())
             .as_whole(weights.spec());
   for (model::Weights* frozen : {actor->reference_.get(), actor->teacher_.get()})
-    if (frozen != nullptr) frozen->LayOutFor(*options.device);
+    if (frozen != nullptr && frozen->adapter() == nullptr) frozen->LayOutFor(*options.device);
   if (actor->reference_ != nullptr) companions.reference = actor->reference_.get();
   companions.teacher = actor->teacher_.get();
   companions.critic = actor->critic_.get();

@@ -23,10 +23,13 @@ StatusOr<GradingFolder> FindGradingFolder(const RewardFunction& f) {
                              " is an adapter of a language model; merge it: tidepool export " + f.path +
                              " --merge --out DIR, and give that folder");
     found.adapter = f.path;
-    found.dir = adapter.base();
+    found.dir = ModelInRun(adapter, std::filesystem::path(f.path).lexically_normal().parent_path().string());
+    if (found.dir.empty()) found.dir = adapter.base();
   }
   TP_RETURN_IF_ERROR(CheckModelFolder(
-      found.dir, found.adapter.empty() ? "path" : "path: " + f.path + " is an adapter of a model, which"));
+      found.dir, found.adapter.empty()
+                     ? "path"
+                     : "path: " + f.path + " is an adapter, and its base_model_name_or_path"));
   TP_ASSIGN_OR_RETURN(found.spec, model::ReadSpec(found.dir));
   found.spec.value_head |= !found.adapter.empty();
   return found;
