@@ -114,6 +114,8 @@ struct EngineSample {
   double step_s = 0;
   double decode_s = 0;
 };
+// An operation's name: what the worker was told has not begun, since others compute on its device.
+inline constexpr const char* kAwaitTurn = "await_turn";
 struct Heartbeat {
   WorkerRef worker;
   std::vector<EngineSample> engines;  // of its slots that have made a step

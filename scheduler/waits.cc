@@ -6,6 +6,14 @@
 
 namespace tidepool::scheduler {
 
+void Waits::BeginAnew(const WorkerRef& who, TimePoint now) {
+  for (auto& [key, wait] : waits_) {
+    if (wait.who != who) continue;
+    wait.deadline = wait.deadline + (now - wait.since);
+    wait.since = now;
+  }
+}
+
 const Waits::Wait* Waits::Find(const Key& key) const {
   const auto it = waits_.find(key);
   return it == waits_.end() ? nullptr : &it->second;

@@ -58,6 +58,8 @@ class Waits {
     const auto it = waits_.find(key);
     if (it != waits_.end() && it->second.deadline < deadline) it->second.deadline = deadline;
   }
+  // What this worker is waited for has not begun: it has all of its time from now on.
+  void BeginAnew(const WorkerRef& who, TimePoint now);
   [[nodiscard]] bool Has(const Key& key) const { return waits_.contains(key); }
   [[nodiscard]] const Wait* Find(const Key& key) const;
   // Those whose deadline has passed; they stay until ended.

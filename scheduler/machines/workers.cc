@@ -204,6 +204,7 @@ void Workers::On(const event::Heartbeat& e) {
   all_.rollouts.Heard(e);
   if (e.op_seq != seq) {  // a long operation moves
     all_.life.Moved();
+    if (e.op == event::kAwaitTurn) waits_.BeginAnew(e.worker, now_);
     for (const SlotId slot : w.slots())
       waits_.Extend({WaitKind::kTrain, slot.value}, now_ + all_.steps.Patience());
   }

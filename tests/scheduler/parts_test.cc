@@ -725,6 +725,18 @@ TEST(BestCheckpointTest, OfRowsThatTheTrainerJudgesALossIsBestWhereItIsLeast) {
   EXPECT_FALSE(FindBest({}, figures, {{0}}, "eval/dpo/margin"));
 }
 
+TEST(WaitsTest, WhatHasNotBegunHasAllOfItsTime) {
+  Waits waits;
+  const WorkerRef queued{{0}, {1}}, other{{1}, {1}};
+  waits.Begin({WaitKind::kTransition, 0}, {queued, T(0), T(10), "release slot=0"});
+  waits.Begin({WaitKind::kTransition, 1}, {other, T(0), T(10), "release slot=1"});
+  waits.BeginAnew(queued, T(9));
+  waits.BeginAnew({{0}, {2}}, T(9));  // another life of it
+  EXPECT_EQ(waits.Find({WaitKind::kTransition, 0})->deadline, T(19));
+  ASSERT_EQ(waits.Expired(T(11)).size(), 1U);
+  EXPECT_EQ(waits.Expired(T(11)).front().id, 1);
+}
+
 TEST(WaitsTest, WatchdogNamesTheOldestWaitAndRespectsLongerDeadlines) {
   Waits waits;
   Watchdog dog(FromSeconds(30));
