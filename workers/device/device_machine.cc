@@ -478,6 +478,11 @@ void DeviceMachine::On(const down::AbortStep& c) {
   work_->Say(std::move(answer));
 }
 
+bool DeviceMachine::HasTraining() const {
+  return std::ranges::any_of(waiting_,
+                             [](const Command& c) { return std::holds_alternative<down::Train>(c.body); });
+}
+
 bool DeviceMachine::CalledOff(int64_t lease) const {
   return std::ranges::any_of(waiting_, [&](const Command& command) {
     // Another controller has begun, which knows nothing of this step.

@@ -154,6 +154,7 @@ class DeviceMachine {
   void Follow() { work_->Follow(); }  // requires CanFollow()
 
   [[nodiscard]] bool HasCommands() const { return !waiting_.empty(); }
+  [[nodiscard]] bool HasTraining() const;  // one of them is a step of training
   // Chunks wait for their tokens to be read: Work goes on with them, also where no command comes.
   [[nodiscard]] bool Reads() const { return !reading_.empty(); }
   // A trainer that waits has columns to compute for rows to come: a piece at a time, commands go first.

@@ -6,38 +6,69 @@
 
 namespace tidepool::workers {
 
-void DevicePool::Take(const Waits& waits) {
-  const MutexLock lock(mu_);
-  const uint64_t mine = asked_++;
+namespace {
+
+TimePoint Now() { return TimePoint{std::chrono::steady_clock::now().time_since_epoch()}; }
+
+}  // namespace
+
+void DevicePool::Pass() {
+  if (turn_) return;
+  turn_ = order_.Next(Now());
+  if (turn_) wakes_.at(*turn_)->NotifyAll();
+}
+
+void DevicePool::Await(TurnOrder::Ticket mine, const Waits& waits) {
+  Condition wakes;
+  wakes_[mine] = &wakes;
+  Pass();
   // Whoever has the turn gives it back between two pieces of its work; one that does not is ended with its
   // process, by its controller.
-  for (auto said = std::chrono::steady_clock::now(); served_ != mine;) {
-    next_.WaitFor(mu_, std::chrono::seconds(1));
+  for (auto said = std::chrono::steady_clock::now(); turn_ != mine;) {
+    wakes.WaitFor(mu_, std::chrono::seconds(1));
     if (const auto now = std::chrono::steady_clock::now(); now - said >= std::chrono::seconds(1)) {
       said = now;
       waits();
+      Pass();  // one may have waited for too long by now
     }
   }
+  wakes_.erase(mine);
 }
 
-void DevicePool::Give() {
-  const MutexLock lock(mu_);
-  ++served_;
-  next_.NotifyAll();
+DevicePool::Turn::Turn(DevicePool& pool, TurnKind kind, const Waits& waits) : pool_(pool) {
+  const MutexLock lock(pool_.mu_);
+  pool_.Await(pool_.order_.Ask(kind, Now()), waits);
+}
+
+DevicePool::Turn::~Turn() {
+  const MutexLock lock(pool_.mu_);
+  pool_.End();
+  pool_.Pass();
+}
+
+void DevicePool::End() {
+  ++ended_;
+  turn_.reset();
 }
 
 void DevicePool::Yield(const Waits& waits) {
-  {
-    const MutexLock lock(mu_);
-    if (asked_ == served_ + 1) return;  // nobody waits
-  }
-  Give();
-  Take(waits);
+  const MutexLock lock(mu_);
+  if (!order_.waits()) return;
+  const TurnOrder::Ticket mine = *turn_;
+  order_.AskAgain(mine, TurnKind::kTrains, Now());
+  End();
+  Await(mine, waits);
+}
+
+void DevicePool::SetGenerates(const void* session, bool generates) {
+  const MutexLock lock(mu_);
+  order_.SetGenerates(session, generates);
+  Pass();
 }
 
 uint64_t DevicePool::turns() {
   const MutexLock lock(mu_);
-  return served_;
+  return ended_;
 }
 
 StatusOr<std::shared_ptr<SharedEngine>> DevicePool::Engine(const std::shared_ptr<const model::Weights>& base,

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/status.h"
@@ -13,6 +14,7 @@
 #include "core/engine/engine.h"
 #include "core/model/weights.h"
 #include "workers/device/shared_engine.h"
+#include "workers/device/turn_order.h"
 
 namespace tidepool::workers {
 
@@ -20,21 +22,23 @@ class DevicePool {
  public:
   explicit DevicePool(int64_t runs) : runs_(runs) {}  // that it serves at a time
 
-  // The right to compute, in the order in which it was asked for. A thread has one at most. `waits` is called
-  // each second until it has it.
+  // The right to compute, as TurnOrder says. A thread has one at most. `waits` is called each second until it
+  // has it.
   using Waits = std::function<void()>;
   class Turn {
    public:
-    Turn(DevicePool& pool, const Waits& waits) : pool_(pool) { pool_.Take(waits); }
-    ~Turn() { pool_.Give(); }
+    Turn(DevicePool& pool, TurnKind kind, const Waits& waits);
+    ~Turn();
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
    private:
     DevicePool& pool_;
   };
-  // Whoever waits goes first. For a thread that has the turn, between two pieces of a long computation.
+  // What is short goes first. For a thread that has the turn, between two pieces of training.
   void Yield(const Waits& waits);
+  // As TurnOrder's; a session has nothing to make when it ends.
+  void SetGenerates(const void* session, bool generates);
   // How many turns have ended: who waits for one that does not come sees it stand still.
   [[nodiscard]] uint64_t turns();
 
@@ -48,13 +52,15 @@ class DevicePool {
   StatusOr<std::shared_ptr<const model::Weights>> Base(uint64_t identity, const MakeBase& make);
 
  private:
-  void Take(const Waits& waits);
-  void Give();
+  void Pass() TP_REQUIRES(mu_);  // the turn to who is next, if nobody has it
+  void Await(TurnOrder::Ticket mine, const Waits& waits) TP_REQUIRES(mu_);
+  void End() TP_REQUIRES(mu_);
 
   Mutex mu_;
-  Condition next_;
-  uint64_t asked_ TP_GUARDED_BY(mu_) = 0;   // tickets given out
-  uint64_t served_ TP_GUARDED_BY(mu_) = 0;  // the ticket whose turn it is
+  TurnOrder order_ TP_GUARDED_BY(mu_);
+  std::optional<TurnOrder::Ticket> turn_ TP_GUARDED_BY(mu_);          // under way
+  std::map<TurnOrder::Ticket, Condition*> wakes_ TP_GUARDED_BY(mu_);  // who waits
+  uint64_t ended_ TP_GUARDED_BY(mu_) = 0;                             // turns
   const int64_t runs_;
   Mutex bases_mu_;
   std::map<uint64_t, std::weak_ptr<const model::Weights>> bases_ TP_GUARDED_BY(bases_mu_);

@@ -38,7 +38,8 @@ class DeviceWorker {
     heartbeat_ = {};
     link_.reset();
     weights_server_.reset();
-    const auto turn = TakeTurn();  // an engine that others use loses a seat
+    if (options_.pool != nullptr) options_.pool->SetGenerates(this, false);
+    const auto turn = TakeTurn(TurnKind::kShort);  // an engine that others use loses a seat
     work_.reset();
   }
   DeviceWorker(const DeviceWorker&) = delete;
@@ -70,7 +71,8 @@ class DeviceWorker {
         exit_code = 3;
       }
     }
-    const auto turn = TakeTurn();
+    if (options_.pool != nullptr) options_.pool->SetGenerates(this, false);
+    const auto turn = TakeTurn(TurnKind::kShort);
     work_->FinishCheckpoint();
     work_->EndPull();
     work_->LeaveGroup();
@@ -88,9 +90,9 @@ class DeviceWorker {
   }
 
   // Of a device that other sessions compute on, too; null: there are none.
-  [[nodiscard]] std::unique_ptr<DevicePool::Turn> TakeTurn() {
+  [[nodiscard]] std::unique_ptr<DevicePool::Turn> TakeTurn(TurnKind kind) {
     if (options_.pool == nullptr) return nullptr;
-    return std::make_unique<DevicePool::Turn>(*options_.pool, [this] { StillWaits(); });
+    return std::make_unique<DevicePool::Turn>(*options_.pool, kind, [this] { StillWaits(); });
   }
   // Others compute: the controller that watches this session does not take it for hung. Of one that computes
   // for too long, its own controller does.
@@ -159,9 +161,13 @@ class DeviceWorker {
     if (options_.unwanted != nullptr && *options_.unwanted)
       closed_ = LinkClosed{.why = "its run has ended it"};
     // What reads or changes tensors has the turn; looking for commands has not.
+    if (options_.pool != nullptr) options_.pool->SetGenerates(this, can_step());
     const bool acts = works || machine_->HasCommands() || machine_->Reads();
-    const auto turn = acts ? TakeTurn() : nullptr;
-    const bool may_compute = options_.pool == nullptr || turn != nullptr;
+    const TurnKind kind = KindOfTurn(can_step());
+    const auto turn = acts ? TakeTurn(kind) : nullptr;
+    const auto may = [&](TurnKind work) {
+      return options_.pool == nullptr || (turn != nullptr && kind == work);
+    };
     const int64_t refused = machine_->refused();
     machine_->Work([this] { return link_->ctl_epoch(); });
     if (machine_->exit_code()) {
@@ -176,14 +182,21 @@ class DeviceWorker {
       observe::Log(LogLevel::kDebug, "commands_refused",
                    {{"commands", machine_->refused()},
                     {"text", "commands of an earlier epoch of the slot are not carried out"}});
-    if (may_compute && can_step()) {
+    if (may(TurnKind::kGenerates) && can_step()) {
       machine_->Step([] { return TimePoint{std::chrono::steady_clock::now().time_since_epoch()}; });
     } else {
       machine_->SayTokens();
-      if (may_compute && machine_->CanPreview()) machine_->PreviewPiece();
-      if (may_compute && machine_->CanFollow()) machine_->Follow();
+      if (may(TurnKind::kTrains) && machine_->CanPreview()) machine_->PreviewPiece();
+      if (may(TurnKind::kGenerates) && machine_->CanFollow()) machine_->Follow();
     }
     return std::nullopt;
+  }
+
+  [[nodiscard]] TurnKind KindOfTurn(bool steps) const {
+    if (machine_->HasTraining()) return TurnKind::kTrains;
+    if (machine_->HasCommands()) return TurnKind::kShort;
+    if (steps || machine_->CanFollow()) return TurnKind::kGenerates;
+    return machine_->CanPreview() ? TurnKind::kTrains : TurnKind::kShort;
   }
 
   void Receive(std::chrono::milliseconds patience) {
