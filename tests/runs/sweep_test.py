@@ -61,6 +61,12 @@ class SweepTest(RunTest):
         self.path(run="s").rename(self.dir / "moved")
         self.assert_done(self.command("generate", "--model", self.dir / "moved" / labels[0], "--prompt", "rev abc=", "--max-new-tokens", "4"))
 
+    def test_supervised_runs_are_what_they_are_alone(self):
+        for job, rates in (("sft", ["1.0e-3", "2.0e-3"]), ("dpo", ["3.0e-3", "4.0e-3"])):
+            self.assert_done(self.sweep(f"configs/test/{job}.yaml", "train.learning_rate=" + ",".join(rates), "model.lora.rank=2", "train.steps=3", *EXACT,
+                                        "--run-dir", self.path(run=job)))
+            self.assert_as_alone([f"learning_rate-{rate}" for rate in rates], job)
+
     def test_what_is_killed_goes_on_and_spoils_nothing(self):
         labels = ["learning_rate-1.0e-2", "learning_rate-2.0e-2"]
         process = self.start_sweep(CONFIG, "train.learning_rate=1.0e-2,2.0e-2", *EXACT, "train.steps=30", "--run-dir", self.path(run="s"))

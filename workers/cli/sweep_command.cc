@@ -21,6 +21,7 @@
 #include "core/base/json_fields.h"
 #include "core/base/real_file_system.h"
 #include "core/config/render.h"
+#include "core/config/resume.h"
 #include "core/observe/progress.h"
 #include "core/observe/run_files.h"
 #include "core/storage/run_directory.h"
@@ -450,6 +451,15 @@ class Sweep {
   DiskThread terminal_;
 };
 
+// Whether the files that are right for one run are so for the other: nothing of the model and the data
+// depends on how an optimizer is set.
+bool ReadsTheSame(const SweepRun& one, const SweepRun& other) {
+  return std::ranges::all_of(config::Differences(one.loaded.config, other.loaded.config),
+                             [](const config::Difference& d) {
+                               return d.key.starts_with("train.") && !d.key.starts_with("train.mesh.");
+                             });
+}
+
 void RunSweep(CommandContext& context, SweepOptions options) {
   std::error_code error;
   if (options.resume) {
@@ -481,7 +491,8 @@ void RunSweep(CommandContext& context, SweepOptions options) {
   if (!runs.ok()) return Fail(context, runs.status());
   for (const std::string& warning : runs->front().loaded.warnings)
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  for (SweepRun& run : *runs) {
+  for (const SweepRun& run : *runs) {
+    if (&run != &runs->front() && ReadsTheSame(run, runs->front())) continue;
     if (const Status inputs = CheckInputs(run.loaded, options.resume); !inputs.ok())
       return Fail(context, inputs.At("run " + run.label));
   }
