@@ -161,9 +161,10 @@ class DeviceWorker {
     if (options_.unwanted != nullptr && *options_.unwanted)
       closed_ = LinkClosed{.why = "its run has ended it"};
     // What reads or changes tensors has the turn; looking for commands has not.
-    if (options_.pool != nullptr) options_.pool->SetGenerates(this, can_step());
     const bool acts = works || machine_->HasCommands() || machine_->Reads();
-    const TurnKind kind = KindOfTurn(can_step());
+    const bool steps = can_step() && !machine_->HasTraining();
+    if (options_.pool != nullptr) options_.pool->SetGenerates(this, steps);
+    const TurnKind kind = KindOfTurn(steps);
     const auto turn = acts ? TakeTurn(kind) : nullptr;
     const auto may = [&](TurnKind work) {
       return options_.pool == nullptr || (turn != nullptr && kind == work);
