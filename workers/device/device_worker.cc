@@ -97,6 +97,7 @@ class DeviceWorker {
   // Others compute: the controller that watches this session does not take it for hung. Of one that computes
   // for too long, its own controller does.
   void StillWaits() {
+    if (options_.waits != nullptr) ++*options_.waits;
     if (work_ != nullptr) work_->pulse().Begin(scheduler::event::kAwaitTurn);
   }
 

@@ -27,6 +27,7 @@ struct DeviceWorkerOptions {
   // Of a session of a process that serves several runs (pool_worker.h).
   DevicePool* pool = nullptr;                   // outlives it; null: the process is this worker
   const std::atomic<bool>* unwanted = nullptr;  // true: it is to end
+  std::atomic<uint64_t>* waits = nullptr;       // grows while it waits for others that compute
   int64_t pid = 0;                              // of the process that stands for it; 0: this one
 };
 

@@ -26,8 +26,8 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 constexpr auto kComes = std::chrono::seconds(60);  // for a pool that is being started, again perhaps
 constexpr auto kSays = std::chrono::seconds(5);    // for a line that was begun
-// A session sees between two pieces of its work that nobody wants it any more. Where no turn ends for so
-// long, it holds up all others.
+// A session sees between two pieces of its work that nobody wants it any more. One that neither waits nor ends
+// a turn for so long holds up all others.
 constexpr auto kUnwanted = std::chrono::seconds(120);
 
 nlohmann::json ToJson(const DeviceWorkerOptions& o) {
@@ -79,7 +79,8 @@ class Pool {
     explicit Session(int fd) : stands(fd) {}
     LineSocket stands;  // the process that stands for it
     SteadyClock::time_point since = SteadyClock::now();
-    uint64_t turns = 0;  // of the pool, when they were last seen to move
+    uint64_t moved = 0;  // turns of the pool and waits of its own, as they were last seen to grow
+    std::atomic<uint64_t> waits = 0;
     std::atomic<bool> unwanted = false, over = false;
     std::string run_id;
     DeviceEnd end;
@@ -96,7 +97,7 @@ class Pool {
     }
     const auto now = SteadyClock::now();
     if (s.unwanted) {
-      if (const uint64_t turns = shared_.turns(); turns != s.turns) s.turns = turns, s.since = now;
+      if (const uint64_t moved = shared_.turns() + s.waits; moved != s.moved) s.moved = moved, s.since = now;
       if (now - s.since < kUnwanted) return false;
       LogWorkerFailure("session_hangs", "the session of run " + s.run_id +
                                             ", which nobody wants any more, has not ended within its "
@@ -136,6 +137,7 @@ class Pool {
                  {{"run_id", s.run_id}, {"controller", options.address}, {"for_pid", options.pid}});
     options.pool = &shared_;
     options.unwanted = &s.unwanted;
+    options.waits = &s.waits;
     s.thread = std::thread([&s, options = std::move(options)] {
       s.end = RunDeviceWorker(options);
       s.over = true;
