@@ -735,9 +735,10 @@ void CheckLora(Binder& b, const JobConfig& c) {
   if (b.Good("model.lora.targets")) {
     if (targets.empty()) b.Complain("model.lora.targets", "is empty, so nothing would be trained; name some");
     for (const std::string& target : targets) {
-      if (!FromWord<model::AdapterTarget>(target))
+      if (!FromWord<model::AdapterTarget>(target) && target != model::kExpertsWord)
         b.Complain("model.lora.targets", "'" + target + "' is none; there are " +
-                                             Listed(kWords<model::AdapterTarget>) + " (not yet experts)");
+                                             Listed(kWords<model::AdapterTarget>) +
+                                             ", and experts, which are experts_gate_up and experts_down");
       if (std::ranges::count(targets, target) > 1)
         return b.Complain("model.lora.targets", "names '" + target + "' twice");
     }
@@ -751,6 +752,11 @@ void CheckLora(Binder& b, const JobConfig& c) {
       key, {key, "deterministic", "cluster.device"}, c.deterministic && c.cluster.device == DeviceKind::kCuda,
       is + "and on a GPU its products do not give a row the same bits in every batch yet, as deterministic "
            "promises; write 0, or deterministic: false");
+  b.Rule("model.lora.targets", {"model.lora.targets", "cluster.device"},
+         c.cluster.device == DeviceKind::kCuda &&
+             std::ranges::any_of(targets, [](const std::string& t) { return t.starts_with("experts"); }),
+         "names experts, whose adapters are not computed on GPUs yet; leave them out, or write "
+         "cluster.device: cpu");
   b.Rule("train.zero", {key, "train.zero"}, c.train.zero > 0,
          "is " + Text(c.train.zero) + ", but an adapter (model.lora) is too small to be shared; remove it");
   for (const auto& [mesh, parts] : {std::pair("train.mesh.tp", c.train.mesh.tp),

@@ -30,9 +30,9 @@ std::vector<Key> RootKeys() {
           Between(0, model::kAdapterRankMost)),
       TP_KEY(model.lora.alpha, "what the adapter adds is multiplied by alpha / rank; default twice the rank",
              Positive()),
-      TP_KEY(
-          model.lora.targets,
-          "matrices that it changes: of each block q, k, v, o, gate, up, down; of the model embedding, head"),
+      TP_KEY(model.lora.targets,
+             "matrices that it changes: of each block q, k, v, o, gate, up, down, or experts (gate, up and "
+             "down of each expert); of the model embedding, head"),
       TP_KEY(model.lora.init,
              "what A starts as: kaiming (uniform within 1 / sqrt(width)) or gaussian (deviation 1 / rank); B "
              "starts as zeros"),

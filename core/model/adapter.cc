@@ -26,8 +26,10 @@ std::optional<AdapterSpec> AdapterOf(const LoraConfig& config) {
                       .targets = {},
                       .init = config.init};
   for (const AdapterTarget target : AllOf<AdapterTarget>()) {
-    if (std::ranges::find(config.targets, std::string_view(Name(target))) != config.targets.end())
-      adapter.targets.push_back(target);
+    const auto named = [&](std::string_view word) {
+      return std::ranges::find(config.targets, word) != config.targets.end();
+    };
+    if (named(Name(target)) || (OfExperts(target) && named(kExpertsWord))) adapter.targets.push_back(target);
   }
   return adapter;
 }
@@ -56,6 +58,10 @@ AdapterPlace PlaceOf(const ModelSpec& s, AdapterTarget target) {
       return {"gate_up", ff, ff, d};
     case AdapterTarget::kDown:
       return {"down", 0, d, ff};
+    case AdapterTarget::kExpertsGateUp:
+      return {"experts_gate_up", 0, 2 * s.moe.intermediate_size, d, s.moe.experts};
+    case AdapterTarget::kExpertsDown:
+      return {"experts_down", 0, d, s.moe.intermediate_size, s.moe.experts};
     case AdapterTarget::kEmbedding:
       return {"embedding", 0, d, s.vocab_size};
     case AdapterTarget::kHead:
@@ -65,13 +71,14 @@ AdapterPlace PlaceOf(const ModelSpec& s, AdapterTarget target) {
   return {};
 }
 
-std::vector<AdapterSite> SitesOf(int64_t layers, const std::vector<AdapterTarget>& targets) {
+std::vector<AdapterSite> SitesOf(const ModelSpec& spec, const std::vector<AdapterTarget>& targets) {
   const auto has = [&](AdapterTarget target) { return std::ranges::find(targets, target) != targets.end(); };
   std::vector<AdapterSite> sites;
   if (has(AdapterTarget::kEmbedding)) sites.push_back({-1, AdapterTarget::kEmbedding});
-  for (int64_t layer = 0; layer < layers; ++layer)
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
     for (const AdapterTarget target : targets)
-      if (target < AdapterTarget::kEmbedding) sites.push_back({layer, target});
+      if (target < AdapterTarget::kEmbedding && (!OfExperts(target) || spec.IsSparse(layer)))
+        sites.push_back({layer, target});
   if (has(AdapterTarget::kHead)) sites.push_back({-1, AdapterTarget::kHead});
   return sites;
 }
@@ -93,13 +100,15 @@ Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter) {
     return Unimplemented("adapter: of a model with a value head, whose head would have to be trained, too");
   for (const AdapterTarget target : targets) {
     const AdapterPlace place = PlaceOf(spec, target);
-    const bool feed_forward = target >= AdapterTarget::kGate && target <= AdapterTarget::kDown;
-    if (feed_forward && spec.sparse_layers() > 0) {
+    if (OfExperts(target) && spec.sparse_layers() == 0)
+      return InvalidArgument(std::string("adapter: target ") + Name(target) +
+                             ", and no layer of the model has experts; leave it out");
+    if (OfDenseMlp(target) && spec.sparse_layers() > 0) {
       int64_t layer = 0;
       while (!spec.IsSparse(layer)) ++layer;
       return Unimplemented(
           std::string("adapter: target ") + Name(target) + " is experts in layer " + std::to_string(layer) +
-          ", and adapters of experts are not implemented; take targets among q, k, v, o, embedding, head");
+          ", in which each has gate, up and down of its own; take experts in the place of gate, up and down");
     }
     if (const int64_t least = std::min(place.n, place.k); adapter.rank > least)
       return InvalidArgument("adapter: rank " + std::to_string(adapter.rank) + " is above " +
@@ -117,7 +126,7 @@ std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& a
     list.push_back({std::move(name), offset, {rows, cols}});
     offset += (rows * cols + 63) / 64 * 64;
   };
-  const std::vector<AdapterSite> sites = SitesOf(spec.layers, adapter.targets);
+  const std::vector<AdapterSite> sites = SitesOf(spec, adapter.targets);
   for (size_t i = 0; i < sites.size();) {
     const auto [layer, target] = sites[i];
     const AdapterPlace first = PlaceOf(spec, target);
@@ -126,19 +135,20 @@ std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& a
     while (end < sites.size() && sites[end].layer == layer &&
            std::string_view(PlaceOf(spec, sites[end].target).matrix) == first.matrix)
       ++end;
-    const int64_t a_rows = adapter.rank * static_cast<int64_t>(end - i);
+    const int64_t a_rows = adapter.rank * first.count * static_cast<int64_t>(end - i);
     target == AdapterTarget::kEmbedding ? add("embedding.a", first.k, a_rows)
                                         : add(at + first.matrix + ".a", a_rows, first.k);
     for (; i < end; ++i)
-      add(at + Name(sites[i].target) + ".b", adapter.rank, PlaceOf(spec, sites[i].target).n);
+      add(at + Name(sites[i].target) + ".b", adapter.rank * first.count, PlaceOf(spec, sites[i].target).n);
   }
   if (adapter.score) add("score", 1, spec.hidden_size);
   return list;
 }
 
 int64_t AdapterElements(const ModelSpec& spec, const AdapterSpec& adapter) {
-  const Parameter last = AdapterLayout(spec, adapter).back();
-  return last.offset + (last.numel() + 63) / 64 * 64;
+  const std::vector<Parameter> layout = AdapterLayout(spec, adapter);
+  if (layout.empty()) return 0;  // experts of a model that has none, which CheckAdapter refuses
+  return layout.back().offset + (layout.back().numel() + 63) / 64 * 64;
 }
 
 }  // namespace tidepool::model

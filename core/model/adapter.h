@@ -9,6 +9,8 @@
 //   layers.N.qkv.a [rank * targets among q, k, v; d], q.b [rank, Hq D], k.b, v.b [rank, Hkv D],
 //   o.a [rank, Hq D], o.b [rank, d], gate_up.a [rank * targets among gate, up; d], gate.b, up.b [rank, ff],
 //   down.a [rank, ff], down.b [rank, d]
+// Of experts each has an A and a B of its own, expert after expert, gate and up together:
+//   experts_gate_up.a [E rank, d], .b [E rank, 2 m], experts_down.a [E rank, m], .b [E rank, d]
 // The embedding, x = W[id], adds scale A[id] B, so its A is a table, too; it is first, the head is last:
 //   embedding.a [vocab, rank], embedding.b [rank, d], head.a [rank, d], head.b [rank, vocab]
 // With a value head that is trained whole, a reward model's, in the place of the head: score [1, d].
@@ -46,25 +48,27 @@ std::optional<AdapterSpec> AdapterOf(const LoraConfig& config);
 std::optional<AdapterSpec> AdapterOf(const JobConfig& config);  // of a reward model: with its value head
 
 // kInvalidArgument: a rank above the smaller side of a target, a scale that is not finite, no target, targets
-// out of order, or the head of what has a value head. kUnimplemented: a target of a block whose feed-forward
-// is experts; a model with a value head that is not trained with it.
+// out of order, the head of what has a value head, or experts of a model that has none. kUnimplemented: gate,
+// up or down of a block whose feed-forward is experts; a model with a value head that is not trained with it.
 Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter);
 
-// Where a target stands: `matrix` is the model's ("qkv", "o", "gate_up", "down", "head"), of which it has
-// rows [row, row + n). Of the "embedding" the sides are those of its transpose: [d, vocab].
+// Where a target stands: `matrix` is the model's ("qkv", "o", "gate_up", "down", "head", of experts as the
+// target is called), of which it has rows [row, row + n). Of the "embedding" the sides are those of its
+// transpose: [d, vocab].
 struct AdapterPlace {
   const char* matrix;
   int64_t row = 0, n = 0, k = 0;
+  int64_t count = 1;  // so many of them, one below another, each with an A and a B: experts
 };
 AdapterPlace PlaceOf(const ModelSpec& spec, AdapterTarget target);
 
-// What an adapter changes of a model of so many layers, in module order. layer: -1 outside of the blocks.
+// What an adapter changes of a model, in module order. layer: -1 outside of the blocks.
 struct AdapterSite {
   int64_t layer = 0;
   AdapterTarget target = AdapterTarget::kQ;
   friend auto operator<=>(const AdapterSite&, const AdapterSite&) = default;
 };
-std::vector<AdapterSite> SitesOf(int64_t layers, const std::vector<AdapterTarget>& targets);
+std::vector<AdapterSite> SitesOf(const ModelSpec& spec, const std::vector<AdapterTarget>& targets);
 
 // The parameters, a pure function: offsets ascend and are multiples of 64. requires CheckAdapter.
 std::vector<Parameter> AdapterLayout(const ModelSpec& spec, const AdapterSpec& adapter);

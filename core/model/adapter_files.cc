@@ -36,20 +36,29 @@ constexpr int64_t kLayersMost = 1 << 16;
 // or a head. kScore: a value head, in the place of the head.
 enum class Which : uint8_t { kA, kB, kBase, kScore };
 
-std::string TensorName(const AdapterSite& site, Which which) {
+// Of a layer whose experts are changed in both matrices PEFT nests the first one in the second.
+std::string TensorName(const AdapterSite& site, Which which, bool nested = false) {
   if (which == Which::kScore) return std::string(kTensorPrefix) + kScoreTensor;
-  const std::string module = std::string(kTensorPrefix) + ModuleName(site);
+  std::string module = std::string(kTensorPrefix) + ModuleName(site);
+  if (OfExperts(site.target)) {
+    module.resize(module.rfind('.'));  // that of the parameter
+    if (nested && site.target == AdapterTarget::kExpertsGateUp) module += ".base_layer";
+  }
   if (which == Which::kBase) return module + ".base_layer.weight";
   const char* half = which == Which::kA ? "A" : "B";
   if (site.target == AdapterTarget::kEmbedding) return module + ".lora_embedding_" + half;
   return module + ".lora_" + half + ".weight";
 }
 
+std::string TensorName(const AdapterSite& site, Which which, const ChosenModules& chosen) {
+  return TensorName(site, which, chosen.NestsExperts(site.layer));
+}
+
 struct AdapterTensor {
   AdapterSite site;
   Which which = Which::kA;
 };
-std::optional<AdapterTensor> ParseTensorName(std::string_view name) {
+std::optional<AdapterTensor> ParseTensorName(std::string_view name, const ChosenModules& chosen) {
   const std::string_view whole = name;
   if (!name.starts_with(kTensorPrefix)) return std::nullopt;
   name.remove_prefix(kTensorPrefix.size());
@@ -64,10 +73,12 @@ std::optional<AdapterTensor> ParseTensorName(std::string_view name) {
     name.remove_prefix(static_cast<size_t>(end - name.data()) + 1);
   }
   for (const auto& [target, module] : kAdapterModules) {
-    if (!name.starts_with(module)) continue;
+    if ((layer < 0) != (target >= AdapterTarget::kEmbedding)) continue;
+    // The names of experts' tensors do not tell whose they are.
+    if (OfExperts(target) ? !chosen.HasExperts({layer, target}) : !name.starts_with(module)) continue;
     for (const Which which : {Which::kA, Which::kB, Which::kBase}) {
       if (which == Which::kBase && layer >= 0) continue;
-      if (TensorName({layer, target}, which) == whole) return AdapterTensor{{layer, target}, which};
+      if (TensorName({layer, target}, which, chosen) == whole) return AdapterTensor{{layer, target}, which};
     }
   }
   return std::nullopt;
@@ -99,6 +110,7 @@ bool KnownKey(const std::string& key) {
                                                            "r",
                                                            "revision",
                                                            "target_modules",
+                                                           "target_parameters",
                                                            "task_type",
                                                            "use_rslora"};
   return known.contains(key);
@@ -198,26 +210,30 @@ Status AdapterFolder::ReadConfig() {
   if (const auto found = metadata.find(kFingerprintKey); found != metadata.end())
     fingerprint_ = found->second;
 
+  TP_ASSIGN_OR_RETURN(auto chosen, ChosenModules::Read(config));
+  chosen_ = std::make_shared<const ChosenModules>(std::move(chosen));
   std::map<AdapterSite, int> halves;  // 1: A, 2: B
   for (const files::TensorInfo& tensor : file_->tensors()) {
-    const auto parsed = ParseTensorName(tensor.name);
+    const auto parsed = ParseTensorName(tensor.name, *chosen_);
     if (!parsed)
       return Unimplemented(file_->path() + ": the tensor " + tensor.name +
                            " is neither lora_A nor lora_B of q_proj, k_proj, v_proj, o_proj, gate_proj, "
-                           "up_proj or down_proj of a layer, nor of embed_tokens or lm_head; others are not "
-                           "implemented");
+                           "up_proj or down_proj of a layer, nor of experts that target_parameters names, "
+                           "nor of embed_tokens or lm_head; others are not implemented");
     if (!files::IsFloating(tensor.dtype))
       return InvalidArgument(file_->path() + ": " + tensor.name + ": dtype " +
                              std::string(files::DTypeName(tensor.dtype)) +
                              ", expected F32, BF16, F16 or F64");
     if (parsed->which == Which::kBase || parsed->which == Which::kScore) continue;
     const bool is_b = parsed->which == Which::kB;
-    if (tensor.shape.size() != 2 || tensor.shape[is_b ? 1 : 0] != spec_.rank)
+    const int64_t of_rank = tensor.shape.size() == 2 ? tensor.shape[is_b ? 1 : 0] : 0;
+    const std::string of =
+        (OfExperts(parsed->site.target) ? "a multiple of " : "") + std::to_string(spec_.rank);
+    if (OfExperts(parsed->site.target) ? of_rank < 1 || of_rank % spec_.rank != 0 : of_rank != spec_.rank)
       return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
                              files::ShapeText(tensor.shape) + ", expected " +
-                             (is_b ? "[rows, " + std::to_string(spec_.rank) + "]"
-                                   : "[" + std::to_string(spec_.rank) + ", columns]") +
-                             ", since " + kAdapterConfigFile + " says r " + std::to_string(spec_.rank));
+                             (is_b ? "[rows, " + of + "]" : "[" + of + ", columns]") + ", since " +
+                             kAdapterConfigFile + " says r " + std::to_string(spec_.rank));
     halves[parsed->site] |= is_b ? 2 : 1;
     layers_ = std::max(layers_, parsed->site.layer + 1);
     if (!spec_.Has(parsed->site.target)) spec_.targets.push_back(parsed->site.target);
@@ -232,17 +248,27 @@ Status AdapterFolder::ReadConfig() {
   for (const auto& [site, half] : halves) {
     if (half != 3)
       return InvalidArgument(file_->path() + ": the tensor " +
-                             TensorName(site, half == 1 ? Which::kB : Which::kA) + " is missing");
+                             TensorName(site, half == 1 ? Which::kB : Which::kA, *chosen_) + " is missing");
   }
-  TP_ASSIGN_OR_RETURN(auto chosen, ChosenModules::Read(config, layers_));
-  chosen_ = std::make_shared<const ChosenModules>(std::move(chosen));
-  return CheckChosen(layers_);
+  TP_RETURN_IF_ERROR(chosen_->CheckNames(config, layers_));
+  return CheckChosen(layers_, nullptr);
 }
 
-Status AdapterFolder::CheckChosen(int64_t layers) const {
+Status AdapterFolder::CheckChosen(int64_t layers, const ModelSpec* base) const {
   for (const AdapterSite& site : EverySite(layers)) {
-    const std::string tensor = TensorName(site, Which::kA);
+    // Whether a layer has experts is seen where the model is. A tensor of theirs has a name only if it is
+    // chosen.
+    if (OfExperts(site.target) && (base == nullptr || !chosen_->HasExperts(site))) continue;
+    const std::string tensor = TensorName(site, Which::kA, *chosen_);
     const bool there = file_->Find(tensor) != nullptr;
+    if (OfExperts(site.target)) {
+      if (there == base->IsSparse(site.layer)) continue;
+      return InvalidArgument(file_->path() + ": the tensor " + tensor +
+                             (there ? " is there, and layer " + std::to_string(site.layer) +
+                                          " of the model has no experts: it is an adapter of another model"
+                                    : " is missing, and target_parameters of " +
+                                          std::string(kAdapterConfigFile) + " chooses " + ModuleName(site)));
+    }
     const auto chosen = chosen_->Has(site);
     if (!chosen.ok()) return chosen.status().At(path_ + "/" + kAdapterConfigFile + ": target_modules");
     if (there == *chosen) continue;
@@ -258,7 +284,7 @@ Status AdapterFolder::CheckChosen(int64_t layers) const {
 int64_t AdapterFolder::parameters() const {
   int64_t count = 0;
   for (const files::TensorInfo& tensor : file_->tensors())
-    if (ParseTensorName(tensor.name)->which != Which::kBase) count += tensor.numel();
+    if (ParseTensorName(tensor.name, *chosen_)->which != Which::kBase) count += tensor.numel();
   return count;
 }
 
@@ -268,9 +294,9 @@ Status AdapterFolder::CheckShapes(const ModelSpec& base) const {
                            ", and the model has " + std::to_string(base.layers) +
                            " layers: it is an adapter of another model");
   TP_RETURN_IF_ERROR(CheckAdapter(base, spec_).At(path_));
-  TP_RETURN_IF_ERROR(CheckChosen(base.layers));
+  TP_RETURN_IF_ERROR(CheckChosen(base.layers, &base));
   for (const files::TensorInfo& tensor : file_->tensors()) {
-    const AdapterTensor at = *ParseTensorName(tensor.name);
+    const AdapterTensor at = *ParseTensorName(tensor.name, *chosen_);
     if (at.which == Which::kBase && !spec_.Has(at.site.target))
       return Unimplemented(file_->path() + ": " + tensor.name +
                            ": a matrix that the adapter does not change is saved with it; tensors that take "
@@ -279,8 +305,8 @@ Status AdapterFolder::CheckShapes(const ModelSpec& base) const {
     const std::vector<int64_t> expected =
         at.which == Which::kScore  ? std::vector{int64_t{1}, base.hidden_size}
         : at.which == Which::kBase ? std::vector{base.vocab_size, base.hidden_size}
-        : at.which == Which::kB    ? std::vector{place.n, spec_.rank}
-                                   : std::vector{spec_.rank, place.k};
+        : at.which == Which::kB    ? std::vector{place.n, spec_.rank * place.count}
+                                   : std::vector{spec_.rank * place.count, place.k};
     if (tensor.shape != expected)
       return InvalidArgument(file_->path() + ": " + tensor.name + ": shape " +
                              files::ShapeText(tensor.shape) + ", expected " + files::ShapeText(expected) +
@@ -305,7 +331,7 @@ Status AdapterFolder::CheckBase(const std::string& model_folder) const {
 
 Status AdapterFolder::CheckSavedMatrices(const ModelSpec& spec, const std::string& model_folder) const {
   for (const files::TensorInfo& tensor : file_->tensors()) {
-    const AdapterTensor at = *ParseTensorName(tensor.name);
+    const AdapterTensor at = *ParseTensorName(tensor.name, *chosen_);
     if (at.which != Which::kBase) continue;
     TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
     const bool head = at.site.target == AdapterTarget::kHead && !spec.tie_embeddings;
@@ -349,7 +375,7 @@ namespace {
 // is there as the folder has it, but for an embedding's; B is turned.
 struct Halves {
   AdapterSite site;
-  int64_t a = 0, b = 0, n = 0, k = 0;
+  int64_t a = 0, b = 0, n = 0, k = 0, count = 1;
   [[nodiscard]] bool a_is_turned() const { return site.target == AdapterTarget::kEmbedding; }
 };
 std::vector<Halves> HalvesOf(const ModelSpec& base, const AdapterSpec& adapter) {
@@ -357,22 +383,35 @@ std::vector<Halves> HalvesOf(const ModelSpec& base, const AdapterSpec& adapter) 
   for (const Parameter& p : AdapterLayout(base, adapter)) offsets[p.name] = p.offset;
   std::vector<Halves> all;
   std::map<std::string, int64_t> before;  // rows of A that targets of the same matrix have taken
-  for (const AdapterSite& site : SitesOf(base.layers, adapter.targets)) {
+  for (const AdapterSite& site : SitesOf(base, adapter.targets)) {
     const std::string at = site.layer < 0 ? "" : "layers." + std::to_string(site.layer) + ".";
     const AdapterPlace place = PlaceOf(base, site.target);
     int64_t& row = before[at + place.matrix];
     all.push_back({site, offsets.at(at + place.matrix + ".a") + row * place.k,
-                   offsets.at(at + Name(site.target) + ".b"), place.n, place.k});
-    row += adapter.rank;
+                   offsets.at(at + Name(site.target) + ".b"), place.n, place.k, place.count});
+    row += adapter.rank * place.count;
   }
   return all;
 }
 
-// [rows, columns] of elements of `size` bytes, turned. Neither need be aligned.
-void Turn(const std::byte* in, int64_t rows, int64_t columns, int64_t size, std::byte* out) {
+// [rows, columns] of elements of `size` bytes, turned. Neither need be aligned. Of experts the columns are
+// the first one of each expert, then the second ones, as PEFT has them, and become the rows of one expert
+// after another; and back.
+void Turn(const std::byte* in, int64_t rows, int64_t columns, int64_t size, std::byte* out,
+          int64_t experts = 1) {
+  const int64_t rank = columns / experts;
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < columns; ++c)
-      std::memcpy(out + (c * rows + r) * size, in + (r * columns + c) * size, static_cast<size_t>(size));
+      std::memcpy(out + (c * rows + r) * size, in + (r * columns + c % rank * experts + c / rank) * size,
+                  static_cast<size_t>(size));
+}
+void TurnBack(const std::byte* in, int64_t rows, int64_t columns, int64_t size, std::byte* out,
+              int64_t experts) {
+  const int64_t rank = rows / experts;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      std::memcpy(out + (c * rows + r % rank * experts + r / rank) * size, in + (r * columns + c) * size,
+                  static_cast<size_t>(size));
 }
 
 }  // namespace
@@ -382,15 +421,15 @@ void AdapterFolder::Read(const ModelSpec& base, DType dtype, std::span<std::byte
   std::ranges::fill(arena, std::byte{0});  // as it is for layers that are not changed
   std::vector<std::byte> columns;
   for (const Halves& at : HalvesOf(base, spec_)) {
-    if (file_->Find(TensorName(at.site, Which::kA)) == nullptr) continue;
+    if (file_->Find(TensorName(at.site, Which::kA, *chosen_)) == nullptr) continue;
     const auto read = [&](Which which, int64_t offset, bool turned) {
-      const files::TensorInfo& tensor = *file_->Find(TensorName(at.site, which));
+      const files::TensorInfo& tensor = *file_->Find(TensorName(at.site, which, *chosen_));
       const std::byte* stored = file_->Bytes(tensor).data();
       std::byte* to = arena.data() + offset * size;
       if (!turned) return files::ConvertFloats(tensor.dtype, stored, tensor.numel(), StoredType(dtype), to);
       columns.resize(static_cast<size_t>(tensor.numel() * size));
       files::ConvertFloats(tensor.dtype, stored, tensor.numel(), StoredType(dtype), columns.data());
-      Turn(columns.data(), tensor.shape[0], tensor.shape[1], size, to);
+      Turn(columns.data(), tensor.shape[0], tensor.shape[1], size, to, at.count);
     };
     read(Which::kA, at.a, at.a_is_turned());
     read(Which::kB, at.b, true);
@@ -407,23 +446,25 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
   fs::create_directories(folder, error);
   if (error) return FailedPrecondition(folder + ": cannot be made: " + error.message());
   const int64_t size = Bytes(values.dtype), rank = adapter.rank;
+  const bool nested = adapter.Has(AdapterTarget::kExpertsGateUp) && adapter.Has(AdapterTarget::kExpertsDown);
   std::vector<files::TensorSource> tensors;
   for (const Halves& at : HalvesOf(values.base, adapter)) {
     const auto put = [&](Which which, int64_t offset, std::vector<int64_t> shape, bool is_turned) {
       const auto half = values.arena.subspan(static_cast<size_t>(offset * size),
                                              static_cast<size_t>(shape[0] * shape[1] * size));
-      const std::string name = TensorName(at.site, which);
+      const std::string name = TensorName(at.site, which, nested);
       if (!is_turned)
         return tensors.push_back(files::SourceOf(name, StoredType(values.dtype), std::move(shape), half));
       tensors.push_back({name, StoredType(values.dtype), shape,
-                         [half, rows = shape[1], columns = shape[0], size](const files::WriteBytes& write) {
+                         [half, rows = shape[1], columns = shape[0], size,
+                          count = at.count](const files::WriteBytes& write) {
                            std::vector<std::byte> turned(half.size());
-                           Turn(half.data(), rows, columns, size, turned.data());
+                           TurnBack(half.data(), rows, columns, size, turned.data(), count);
                            return write(turned);
                          }});
     };
-    put(Which::kA, at.a, {rank, at.k}, at.a_is_turned());
-    put(Which::kB, at.b, {at.n, rank}, true);
+    put(Which::kA, at.a, {rank * at.count, at.k}, at.a_is_turned());
+    put(Which::kB, at.b, {at.n, rank * at.count}, true);
   }
   if (adapter.score) {
     const Parameter score = AdapterLayout(values.base, adapter).back();
@@ -450,7 +491,12 @@ Status SaveAdapter(const AdapterValues& values, const std::string& model_folder,
   config["use_rslora"] = adapter.rslora;
   config["target_modules"] = nlohmann::ordered_json::array();
   for (const auto& [target, module] : kAdapterModules) {
-    if (adapter.Has(target)) config["target_modules"].push_back(module.substr(module.find_last_of('.') + 1));
+    if (!adapter.Has(target)) continue;
+    if (OfExperts(target)) {
+      config["target_parameters"].push_back(module);
+    } else {
+      config["target_modules"].push_back(module.substr(module.find_last_of('.') + 1));
+    }
   }
   if (adapter.init == AdapterInit::kGaussian) {
     config["init_lora_weights"] = "gaussian";
@@ -472,8 +518,9 @@ namespace {
 // W + scale B A of a matrix, some rows at a time.
 struct MergedMatrix {
   files::SafetensorsFolder::Entry w;
-  std::vector<float> a, b;  // [rank, k], [n, rank]; b has the scale
+  std::vector<float> a, b;  // [matrices, rank, k], [n, rank]; b has the scale
   int64_t n = 0, k = 0, rank = 0;
+  int64_t each = 0;  // rows of a matrix; the next ones have the next rows of a
 
   Status Write(const files::WriteBytes& write) const {
     constexpr int64_t kRows = 64;
@@ -489,7 +536,7 @@ struct MergedMatrix {
         float* sum = rows.data() + i * k;
         for (int64_t r = 0; r < rank; ++r) {
           const float factor = b[static_cast<size_t>((row + i) * rank + r)];
-          const float* from = a.data() + r * k;
+          const float* from = a.data() + ((row + i) / each * rank + r) * k;
           for (int64_t c = 0; c < k; ++c) sum[c] += factor * from[c];
         }
       }
@@ -513,7 +560,7 @@ Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folde
         model_folder + "/" + kGgufFile + " --out FOLDER`, and merge with --model FOLDER");
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(model_folder));
   TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
-  TP_RETURN_IF_ERROR(FindTensors(model_folder, spec, *stored).status());
+  TP_ASSIGN_OR_RETURN(const std::vector<HuggingFaceTensor> places, FindTensors(model_folder, spec, *stored));
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) return FailedPrecondition(folder + ": cannot be made: " + error.message());
@@ -522,7 +569,18 @@ Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folde
   const int64_t rank = adapter.spec().rank;
   const auto scale = static_cast<float>(adapter.spec().scale());
   std::map<std::string, Halves> changed;
-  for (const Halves& at : HalvesOf(spec, adapter.spec())) changed[ModuleName(at.site) + ".weight"] = at;
+  std::map<std::string, std::pair<Halves, int64_t>> experts;  // and the row of the parameter it begins with
+  const std::vector<Parameter> layout = Layout(spec);
+  for (const Halves& at : HalvesOf(spec, adapter.spec())) {
+    if (!OfExperts(at.site.target)) {
+      changed[ModuleName(at.site) + ".weight"] = at;
+      continue;
+    }
+    const std::string parameter = "layers." + std::to_string(at.site.layer) + "." + Name(at.site.target);
+    for (const HuggingFaceTensor& tensor : places)
+      if (layout[static_cast<size_t>(tensor.index)].name == parameter)
+        experts[tensor.name] = {at, tensor.row};
+  }
   const std::string embedding = ModuleName({-1, AdapterTarget::kEmbedding}) + ".weight",
                     head = ModuleName({-1, AdapterTarget::kHead}) + ".weight";
   // One matrix, of which one use or both are changed, becomes two.
@@ -532,26 +590,43 @@ Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folde
   std::vector<files::TensorSource> tensors;
   std::vector<std::byte> value_head;
   const auto put = [&](const std::string& name, const files::SafetensorsFolder::Entry& entry) {
+    if (const auto some = experts.find(name); some != experts.end()) {
+      return tensors.push_back(
+          {name, entry.info->dtype, entry.info->shape,
+           [&values, rank, scale, entry, place = some->second](const files::WriteBytes& write) {
+             const auto& [at, first] = place;
+             const int64_t n = entry.info->numel() / at.k, from = first / at.n, to = (first + n - 1) / at.n;
+             MergedMatrix matrix{
+                 .w = entry, .a = {}, .b = {}, .n = n, .k = at.k, .rank = rank, .each = std::min(n, at.n)};
+             matrix.a.assign(values.begin() + at.a + from * rank * at.k,
+                             values.begin() + at.a + (to + 1) * rank * at.k);
+             for (int64_t row = first; row < first + n; ++row)
+               for (int64_t r = 0; r < rank; ++r)
+                 matrix.b.push_back(
+                     scale * values[static_cast<size_t>(at.b + (row / at.n * rank + r) * at.n + row % at.n)]);
+             return matrix.Write(write);
+           }});
+    }
     const auto found = changed.find(name);
     if (found == changed.end())
       return tensors.push_back(files::SourceOf(name, entry.info->dtype, entry.info->shape, entry.bytes()));
-    tensors.push_back({name, entry.info->dtype, entry.info->shape,
-                       [&values, rank, scale, entry, at = found->second](const files::WriteBytes& write) {
-                         // Of an embedding the change is A^T B^T: what is [n, rank] stands as it is, and k is
-                         // n.
-                         const bool table = at.a_is_turned();
-                         const int64_t n = table ? at.k : at.n, k = table ? at.n : at.k,
-                                       of_rows = table ? at.a : at.b, of_columns = table ? at.b : at.a;
-                         MergedMatrix matrix{.w = entry, .a = {}, .b = {}, .n = n, .k = k, .rank = rank};
-                         matrix.a.assign(values.begin() + of_columns, values.begin() + of_columns + rank * k);
-                         matrix.b.resize(static_cast<size_t>(n * rank));
-                         for (int64_t i = 0; i < n; ++i)
-                           for (int64_t r = 0; r < rank; ++r)
-                             matrix.b[static_cast<size_t>(i * rank + r)] =
-                                 scale *
-                                 values[static_cast<size_t>(of_rows + (table ? i * rank + r : r * n + i))];
-                         return matrix.Write(write);
-                       }});
+    tensors.push_back(
+        {name, entry.info->dtype, entry.info->shape,
+         [&values, rank, scale, entry, at = found->second](const files::WriteBytes& write) {
+           // Of an embedding the change is A^T B^T: what is [n, rank] stands as it is, and k is
+           // n.
+           const bool table = at.a_is_turned();
+           const int64_t n = table ? at.k : at.n, k = table ? at.n : at.k, of_rows = table ? at.a : at.b,
+                         of_columns = table ? at.b : at.a;
+           MergedMatrix matrix{.w = entry, .a = {}, .b = {}, .n = n, .k = k, .rank = rank, .each = n};
+           matrix.a.assign(values.begin() + of_columns, values.begin() + of_columns + rank * k);
+           matrix.b.resize(static_cast<size_t>(n * rank));
+           for (int64_t i = 0; i < n; ++i)
+             for (int64_t r = 0; r < rank; ++r)
+               matrix.b[static_cast<size_t>(i * rank + r)] =
+                   scale * values[static_cast<size_t>(of_rows + (table ? i * rank + r : r * n + i))];
+           return matrix.Write(write);
+         }});
   };
   for (const auto& [name, entry] : stored->tensors()) {
     if ((unties || score) && name == head) continue;  // a copy that nothing reads; nothing reads it any more

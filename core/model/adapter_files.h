@@ -1,10 +1,12 @@
 #pragma once
 // Adapters as folders of PEFT's (github.com/huggingface/peft, LoRA): adapter_config.json, and
 // adapter_model.safetensors with lora_A [rank, k] and lora_B [n, rank] of each matrix that is changed, of an
-// embedding lora_embedding_A [rank, vocab] and lora_embedding_B [d, rank]. No LibTorch. Any thread.
+// embedding lora_embedding_A [rank, vocab] and lora_embedding_B [d, rank], of the experts of a layer (their
+// target_parameters) lora_A [E rank, k], expert after expert, and lora_B [n, rank E], whose columns are the
+// first one of each expert, then the second ones. No LibTorch. Any thread.
 //
 // What PEFT has for adapters and is not implemented is kUnimplemented with file and key: bias, DoRA, modules
-// that are saved whole, ranks or alphas of single modules, experts, and starts that change the model
+// that are saved whole, ranks or alphas of single modules, and starts that change the model
 // (init_lora_weights: pissa and the like). There are tensors of the modules that the config chooses
 // (target_modules, exclude_modules, layers_to_transform), and of no others, but for copies of an embedding
 // and a head that are changed, which PEFT adds.
@@ -75,8 +77,8 @@ class AdapterFolder {
   AdapterFolder(std::string path, std::unique_ptr<files::SafetensorsFile> file)
       : path_(std::move(path)), file_(std::move(file)) {}
   Status ReadConfig();
-  // Of so many layers the chosen modules have tensors, and no others.
-  [[nodiscard]] Status CheckChosen(int64_t layers) const;
+  // Of so many layers the chosen modules have tensors, and no others; of experts where the base is given.
+  [[nodiscard]] Status CheckChosen(int64_t layers, const ModelSpec* base) const;
   // Embedding and head, where PEFT has put them into the folder, are the model's.
   [[nodiscard]] Status CheckSavedMatrices(const ModelSpec& spec, const std::string& model_folder) const;
 

@@ -10,9 +10,10 @@ bool IsOrEndsWith(const std::string& module, const std::string& name) {
   return module == name || module.ends_with("." + name);
 }
 
-bool AnyIsNamed(int64_t layers, const std::string& name) {
-  return std::ranges::any_of(EverySite(layers),
-                             [&](const AdapterSite& site) { return IsOrEndsWith(ModuleName(site), name); });
+bool AnyIsNamed(int64_t layers, const std::string& name, bool experts) {
+  return std::ranges::any_of(EverySite(layers), [&](const AdapterSite& site) {
+    return OfExperts(site.target) == experts && IsOrEndsWith(ModuleName(site), name);
+  });
 }
 
 }  // namespace
@@ -25,8 +26,13 @@ std::string ModuleName(const AdapterSite& site) {
 }
 
 std::vector<AdapterSite> EverySite(int64_t layers) {
-  const auto all = AllOf<AdapterTarget>();
-  return SitesOf(layers, {all.begin(), all.end()});
+  std::vector<AdapterSite> sites;
+  for (const AdapterTarget target : AllOf<AdapterTarget>()) {
+    if (target >= AdapterTarget::kEmbedding) sites.push_back({-1, target});
+    for (int64_t layer = 0; layer < layers && target < AdapterTarget::kEmbedding; ++layer)
+      sites.push_back({layer, target});
+  }
+  return sites;
 }
 
 StatusOr<bool> ChosenModules::Names::Has(const std::string& module) const {
@@ -55,12 +61,17 @@ StatusOr<ChosenModules::Names> ChosenModules::ReadNames(const ConfigReader& conf
   return names;
 }
 
-StatusOr<ChosenModules> ChosenModules::Read(const ConfigReader& config, int64_t layers) {
+StatusOr<ChosenModules> ChosenModules::Read(const ConfigReader& config) {
   ChosenModules chosen;
   const auto* targets = config.Find("target_modules");
-  if (targets == nullptr) return InvalidArgument(config.path() + ": target_modules is missing");
-  chosen.all_linear_ = *targets == "all-linear";
-  if (!chosen.all_linear_) {
+  if (const auto* parameters = config.Find("target_parameters"); parameters != nullptr) {
+    if (!parameters->is_array()) return config.Wrong("target_parameters", "a list of names", *parameters);
+    TP_ASSIGN_OR_RETURN(chosen.parameters_, ReadNames(config, "target_parameters"));
+  }
+  if (targets == nullptr && chosen.parameters_.list.empty())
+    return InvalidArgument(config.path() + ": target_modules is missing");
+  chosen.all_linear_ = targets != nullptr && *targets == "all-linear";
+  if (targets != nullptr && !chosen.all_linear_) {
     TP_ASSIGN_OR_RETURN(chosen.targets_, ReadNames(config, "target_modules"));
   }
   TP_ASSIGN_OR_RETURN(chosen.excluded_, ReadNames(config, "exclude_modules"));
@@ -75,18 +86,40 @@ StatusOr<ChosenModules> ChosenModules::Read(const ConfigReader& config, int64_t 
                                                            *pattern != "" && *pattern != "layers" &&
                                                            *pattern != nlohmann::json::array({"layers"}))
     return config.Missing("layers_pattern " + pattern->dump().substr(0, 80));
-  for (const std::string& name : chosen.targets_.list) {
-    if (!AnyIsNamed(layers, name))
+  return chosen;
+}
+
+Status ChosenModules::CheckNames(const ConfigReader& config, int64_t layers) const {
+  for (const std::string& name : parameters_.list) {
+    if (!AnyIsNamed(layers, name, true))
+      return config.Missing(
+          "target_parameters with " + name.substr(0, 80) +
+          ", which is neither mlp.experts.gate_up_proj nor mlp.experts.down_proj of a layer "
+          "that has tensors,");
+  }
+  for (const std::string& name : targets_.list) {
+    if (!AnyIsNamed(layers, name, false))
       return config.Missing(
           "target_modules with " + name.substr(0, 80) +
           ", which is no q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or down_proj of "
           "a layer that has tensors, nor embed_tokens or lm_head,");
   }
-  return chosen;
+  return OkStatus();
+}
+
+bool ChosenModules::HasExperts(const AdapterSite& site) const {
+  const std::string parameter = ModuleName(site);
+  return std::ranges::any_of(parameters_.list,
+                             [&](const std::string& name) { return IsOrEndsWith(parameter, name); });
+}
+bool ChosenModules::NestsExperts(int64_t layer) const {
+  return HasExperts({layer, AdapterTarget::kExpertsGateUp}) &&
+         HasExperts({layer, AdapterTarget::kExpertsDown});
 }
 
 StatusOr<bool> ChosenModules::Has(const AdapterSite& site) const {
   const std::string module = ModuleName(site);
+  if (OfExperts(site.target)) return HasExperts(site);
   TP_ASSIGN_OR_RETURN(const bool excluded, excluded_.Has(module));
   if (excluded) return false;
   if (all_linear_) return site.layer >= 0;  // the embedding is none, and PEFT leaves the head out

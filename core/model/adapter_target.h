@@ -8,10 +8,30 @@
 
 namespace tidepool::model {
 
-// Matrices of each dense block, then those of the model.
-enum class AdapterTarget : uint8_t { kQ, kK, kV, kO, kGate, kUp, kDown, kEmbedding, kHead };
+// Matrices of each block, where it is dense or has experts, then those of the model.
+enum class AdapterTarget : uint8_t {
+  kQ,
+  kK,
+  kV,
+  kO,
+  kGate,
+  kUp,
+  kDown,
+  kExpertsGateUp,
+  kExpertsDown,
+  kEmbedding,
+  kHead
+};
 constexpr auto WordsOf(AdapterTarget) {
-  return std::to_array<const char*>({"q", "k", "v", "o", "gate", "up", "down", "embedding", "head"});
+  return std::to_array<const char*>(
+      {"q", "k", "v", "o", "gate", "up", "down", "experts_gate_up", "experts_down", "embedding", "head"});
+}
+inline constexpr const char* kExpertsWord = "experts";  // both of them
+constexpr bool OfDenseMlp(AdapterTarget target) {
+  return target >= AdapterTarget::kGate && target <= AdapterTarget::kDown;
+}
+constexpr bool OfExperts(AdapterTarget target) {
+  return target == AdapterTarget::kExpertsGateUp || target == AdapterTarget::kExpertsDown;
 }
 
 }  // namespace tidepool::model

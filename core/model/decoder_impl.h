@@ -85,14 +85,15 @@ struct MoeBuffers {
 // (Device::FusedMultiply): the residual stream then needs two arrays.
 constexpr int64_t kRowsTogether = 32;
 
-// The matrices of a block that an adapter may change.
-enum Adapted : uint8_t { kQkv, kO, kGateUp, kDown, kAdapted };
+// The matrices of a block that an adapter may change: of rows of the batch, then of gathered ones.
+enum Adapted : uint8_t { kQkv, kO, kGateUp, kDown, kOfBatch, kExpertsUp = kOfBatch, kExpertsDown, kAdapted };
 // What an adapter has of one of them: indices of its layout.
 struct AdapterMatrix {
   const DeviceWeights* weights = nullptr;  // its own
   int64_t a = -1;                          // -1: nothing
   int64_t b[device::LowRankShape::kMost] = {-1, -1, -1};
   device::LowRankShape shape;  // of b, but for the rows
+  int64_t expert = 0;          // whose rows of a and b are meant
 };
 
 using AdaptedBlock = std::array<AdapterMatrix, kAdapted>;
@@ -120,7 +121,7 @@ struct BlockBuffers {
   View act;               // [P, ff]; never saved
   View out;               // [P, d] product results on their way to the residual; never saved
   View sums;              // [nodes * P, d] float32, of a part: those of `out` that this rank has; never saved
-  View narrow[kAdapted];  // [P, rank * targets] of an adapter: rows by its A; in inference one for all, as
+  View narrow[kOfBatch];  // [P, rank * targets] of an adapter: rows by its A; in inference one for all, as
                           // wide as the widest
   MoeBuffers moe;         // sparse blocks
 
@@ -349,10 +350,29 @@ struct Decoder::Impl {
              const View& y) const;
   template <typename T>
   void AddWide(const AdapterMatrix& m, const View& narrow, const View& y) const;  // y += scale narrow b
-  // Adds the gradient of b; returns that of `narrow`.
+  // Adds the gradient of b; dnarrow = that of `narrow`.
   template <typename T>
-  View AddWideBack(const AdapterMatrix& m, const View& narrow, const View& dy, Gradients& grads);
-  [[nodiscard]] float* AdapterGradient(int64_t index, Gradients& grads) const;
+  void AddWideBack(const AdapterMatrix& m, const View& narrow, const View& dy, const View& dnarrow,
+                   Gradients& grads) const;
+  // A matrix's a or b; of experts that of m.expert.
+  template <typename T>
+  [[nodiscard]] const T* LowRankOf(const AdapterMatrix& m, int64_t index) const;
+  [[nodiscard]] float* AdapterGradient(const AdapterMatrix& m, int64_t index, Gradients& grads) const;
+  // Calls each(matrix, first, rows) for every run of gathered rows that have one expert and one adapter.
+  template <typename F>
+  void EachAdaptedExpert(int64_t layer, Adapted which, const DeviceBatch& batch, const MoeBuffers& moe,
+                         F each) const;
+  // The same as Adapt, AdaptGradients and AdaptBack of gathered rows. `narrow` is not kept: it is made again
+  // of x.
+  template <typename T>
+  void AdaptExperts(int64_t layer, Adapted which, const DeviceBatch& batch, const MoeBuffers& moe,
+                    const View& x, const View& y);
+  template <typename T>
+  View AdaptExpertsGradients(int64_t layer, Adapted which, const DeviceBatch& batch, const MoeBuffers& moe,
+                             const View& x, const View& dy, Gradients& grads);
+  template <typename T>
+  void AdaptExpertsBack(int64_t layer, Adapted which, const DeviceBatch& batch, const MoeBuffers& moe,
+                        const View& dnarrow, const View& dx) const;
   // x += of each row its adapter's of the embedding; and the gradients of the one that is trained.
   template <typename T>
   View EmbeddingNarrow(const AdapterMatrix& m, const int32_t* ids, int64_t rows);
@@ -370,6 +390,9 @@ struct Decoder::Impl {
   template <typename T>
   View AdaptGradients(const AdapterMatrix& m, const View& x, const View& narrow, const View& dy,
                       Gradients& grads);
+  template <typename T>
+  void AddGradients(const AdapterMatrix& m, const View& x, const View& narrow, const View& dy,
+                    const View& dnarrow, Gradients& grads) const;
   template <typename T>
   void AdaptBack(const AdapterMatrix& m, const View& dnarrow, const View& dx) const;  // dx += its
   // Of down(swiglu(gate_up x)): gate_up [P, 2m] and act [P, m] become gradients, those of the weights are

@@ -44,9 +44,11 @@ void Decoder::Impl::Experts(int64_t layer, const DeviceBatch& batch, const Block
     DividedExperts<T>(w, moe.begin, moe.x, moe.y, *moe.served);
   } else {
     multiply(moe.gate_up, moe.x, w.experts_gate_up);
+    AdaptExperts<T>(layer, kExpertsUp, batch, moe, moe.x, moe.gate_up);
     device.SwiGlu(device::SwiGluArgs<T>{
         .rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
     multiply(moe.y, moe.act, w.experts_down);
+    AdaptExperts<T>(layer, kExpertsDown, batch, moe, moe.act, moe.y);
   }
 
   if (w.shared_gate_up >= 0) {

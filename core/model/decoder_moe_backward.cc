@@ -72,14 +72,19 @@ void Decoder::Impl::ExpertsBackward(int64_t layer, const SavedActivations& saved
     device.SwiGlu(device::SwiGluArgs<T>{
         .rows = pairs, .ff = m, .gate_up = moe.gate_up.As<T>(), .act = moe.act.As<T>()});
     back_weight(dy, moe.act, w.experts_down);
+    const View of_down = AdaptExpertsGradients<T>(layer, kExpertsDown, saved.batch, moe, moe.act, dy, grads);
     back(moe.act, dy, w.experts_down);
+    AdaptExpertsBack<T>(layer, kExpertsDown, saved.batch, moe, of_down, moe.act);
     device.SwiGluBackward(device::SwiGluBackwardArgs<T>{.rows = pairs,
                                                         .ff = m,
                                                         .gate_up = moe.gate_up.As<T>(),
                                                         .dact = moe.act.As<T>(),
                                                         .dgate_up = moe.gate_up.As<T>()});
     back_weight(moe.gate_up, moe.x, w.experts_gate_up);
+    const View of_up =
+        AdaptExpertsGradients<T>(layer, kExpertsUp, saved.batch, moe, moe.x, moe.gate_up, grads);
     back(dy, moe.gate_up, w.experts_gate_up);
+    AdaptExpertsBack<T>(layer, kExpertsUp, saved.batch, moe, of_up, dy);
   }
 
   // Router, in float32.

@@ -130,13 +130,19 @@ int64_t LaidOutPartBytes(const ModelSpec& s, DType dtype) {
 
 namespace {
 
-// Of a block, for one token: what an adapter's A give.
+// Of a block, for one token: what an adapter's A give and is kept for the backward, which experts' is not.
 int64_t NarrowWidth(const ModelSpec& s, const std::optional<AdapterSpec>& adapter) {
   if (!adapter) return 0;
   int64_t width = 0;
   for (const Parameter& p : AdapterLayout(s, *adapter))
-    if (p.name.starts_with("layers.0.") && p.name.ends_with(".a")) width += p.shape[0];
+    if (p.name.starts_with("layers.0.") && p.name.ends_with(".a") && !p.name.starts_with("layers.0.experts_"))
+      width += p.shape[0];
   return width;
+}
+// The same of experts while one block's backward computes: made again, and the gradients of both.
+int64_t ExpertsNarrowWidth(const ModelSpec& s, const std::optional<AdapterSpec>& adapter) {
+  const auto targets = adapter ? std::ranges::count_if(adapter->targets, OfExperts) : 0;
+  return targets == 0 ? 0 : (targets + 1) * s.moe.experts_per_token * adapter->rank;
 }
 
 }  // namespace
@@ -160,7 +166,7 @@ MemoryUse TrainingMemory(const ModelSpec& s, DType dtype, const TrainingSizes& s
   // Experts: the gradient of the gathered rows; in float32 the router's, the rows and their sum over experts.
   if (sparse > 0) backward += w * (s.moe.experts_per_token + 1) * d + 4 * (s.moe.experts + 2 * d);
   const int64_t kept = sizes.recompute ? s.layers * w * d + block + narrow : blocks + s.layers * narrow;
-  backward += narrow;
+  backward += narrow + w * ExpertsNarrowWidth(s, sizes.adapter);
   use.activations = sizes.tokens * (kept + ScratchBytes(s, w) + backward);
   use.workspace = s.value_head ? 0 : std::min(kHeadRows, sizes.tokens) * s.vocab_size * w;
   if (sizes.gpu) {  // two sums a row and head for attention's backward, or the parts of short rows

@@ -5,7 +5,7 @@
 
 Of every adapter: logits of the model with it, as we compute them, against PEFT's; the folder written again by us, loaded by
 PEFT, with the same tensors and logits; the model with the adapter merged by us, in transformers and here. Ranks, alphas,
-targets (all, some, a regex, single layers), rslora and stored types vary. Exit code 1 if a logit is further off than the
+targets (all, some, a regex, single layers; of mixtures experts too), rslora and stored types vary. Exit code 1 if a logit is further off than the
 limit below, of the largest one.
 """
 import argparse
@@ -29,8 +29,11 @@ from safetensors.torch import load_file
 
 LIMIT = 1e-5  # relative, in float32
 BESIDE = ["embed_tokens", "lm_head"]  # outside of the layers; of a tied model each has an adapter of its own, as in PEFT
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe"}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MODULES = ATTENTION + ["gate_proj", "up_proj", "down_proj"]
+EXPERTS = ["gate_up_proj", "down_proj"]  # of a mixture these are parameters, each of all experts
+EAGER = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
 
 
 class Program:
@@ -55,8 +58,14 @@ def random_model(family, rng):
     head = rng.choice([8, 16, 24])
     args = dict(vocab_size=rng.choice([97, 300]), hidden_size=heads * head, intermediate_size=rng.choice([33, 64, 150]), num_hidden_layers=rng.choice([1, 2, 3]),
                 num_attention_heads=heads, num_key_value_heads=kv, max_position_embeddings=256, tie_word_embeddings=rng.random() < 0.5)
-    if family == "qwen3":
+    if family.startswith("qwen3"):
         args["head_dim"] = head
+    if family.endswith("moe"):
+        experts = rng.randint(2, 6)
+        args.update(num_experts=experts, num_experts_per_tok=rng.randint(1, min(3, experts)), moe_intermediate_size=rng.choice([8, 20, 33]), norm_topk_prob=rng.random() < 0.5,
+                    mlp_only_layers=[1] if args["num_hidden_layers"] > 1 and rng.random() < 0.4 else [])
+        if family == "qwen2_moe":
+            args["shared_expert_intermediate_size"] = rng.choice([8, 24])
     if family == "llama":
         args.update(attention_bias=rng.random() < 0.4, mlp_bias=rng.random() < 0.4)
     if family == "mistral":
@@ -73,19 +82,30 @@ def random_model(family, rng):
 def random_adapter(base, rng):
     """A PEFT model with an adapter of random values, and what was chosen."""
     layers = base.config.num_hidden_layers
-    kind = rng.choice(["all", "all-linear", "some", "regex", "layers"])
+    sparse = [layer for layer in range(layers) if layer not in base.config.mlp_only_layers] if hasattr(base.config, "mlp_only_layers") else []
+    kind = rng.choice(["all", "some", "regex", "layers"] + ([] if sparse else ["all-linear"]))
+    modules = ATTENTION if sparse else MODULES
     config = dict(r=rng.choice([1, 2, 4, 7]), lora_alpha=rng.choice([1, 4, 16, 2.5]), use_rslora=rng.random() < 0.4, lora_dropout=rng.choice([0.0, 0.1]),
                   task_type=rng.choice(["CAUSAL_LM", None]))
-    some = rng.sample(MODULES, rng.randint(1, 6))
+    some = rng.sample(modules, rng.randint(1, len(modules) - 1))
     beside = rng.sample(BESIDE, rng.randint(0, 2))
-    config["target_modules"] = {"all": MODULES + beside, "all-linear": "all-linear", "some": rng.choice([some + beside, beside or some]),
+    config["target_modules"] = {"all": modules + beside, "all-linear": "all-linear", "some": rng.choice([some + beside, beside or some]),
                                 "regex": r"(.*\.)?(" + "|".join(some + beside) + ")", "layers": some}[kind]
     if kind == "layers":
         config["layers_to_transform"] = sorted(rng.sample(range(layers), rng.randint(1, layers)))
+    if sparse:
+        names = rng.sample(EXPERTS, rng.randint(1, 2))
+        of_layers = rng.sample(sparse, rng.randint(1, len(sparse)))
+        config["target_parameters"] = rng.choice([names, ["mlp.experts." + name for name in names],
+                                                  [f"layers.{layer}.mlp.experts.{name}" for layer in of_layers for name in rng.sample(EXPERTS, rng.randint(1, 2))]])
+        config["lora_dropout"] = 0.0  # PEFT has none for parameters
+        if rng.random() < 0.3:
+            config["target_modules"] = []
     model = peft.get_peft_model(base, peft.LoraConfig(**config)).eval()
     for name, p in model.named_parameters():
         if "lora_" in name:
             p.copy_(torch.randn_like(p) * (1 / p.shape[-1] ** 0.5 if "lora_A" in name else 0.2))
+    beside = beside if config["target_modules"] else []
     if kind != "all-linear" and set(beside) & set(BESIDE):
         kind += f", {'tied' if base.config.tie_word_embeddings else 'untied'}"
     return model, f"{kind} {config}"
@@ -96,10 +116,12 @@ def check_reward_model(program, build, family, rng, folder):
     random_model(family, rng).save_pretrained(folder("base"))
 
     def load(name):
-        return transformers.AutoModelForSequenceClassification.from_pretrained(folder(name), num_labels=1, dtype=torch.float32, attn_implementation="eager").eval()
+        return transformers.AutoModelForSequenceClassification.from_pretrained(folder(name), num_labels=1, **EAGER).eval()
 
-    targets = rng.sample(MODULES + ["embed_tokens"], rng.randint(1, 5))
-    model = peft.get_peft_model(load("base"), peft.LoraConfig(r=rng.choice([1, 2, 4]), lora_alpha=rng.choice([4, 16]), task_type="SEQ_CLS", target_modules=targets)).eval()
+    sparse = family.endswith("moe")
+    targets = rng.sample((ATTENTION if sparse else MODULES) + ["embed_tokens"], rng.randint(1, 5))
+    model = peft.get_peft_model(load("base"), peft.LoraConfig(r=rng.choice([1, 2, 4]), lora_alpha=rng.choice([4, 16]), task_type="SEQ_CLS", target_modules=targets,
+                                                              target_parameters=EXPERTS if sparse else None)).eval()
     for name, p in model.named_parameters():
         if "lora_" in name or "modules_to_save" in name:
             p.copy_(torch.randn_like(p) * (1 / p.shape[-1] ** 0.5 if "lora_A" in name or "score" in name else 0.2))
@@ -149,7 +171,7 @@ def main():
             with tempfile.TemporaryDirectory() as root:
                 folder = lambda name: str(pathlib.Path(root, name))
                 random_model(family, rng).save_pretrained(folder("base"))
-                load = lambda name: transformers.AutoModelForCausalLM.from_pretrained(folder(name), dtype=torch.float32, attn_implementation="eager").eval()
+                load = lambda name: transformers.AutoModelForCausalLM.from_pretrained(folder(name), **EAGER).eval()
                 model, what = random_adapter(load("base"), rng)
                 if rng.random() < 0.3:
                     for name, p in model.named_parameters():

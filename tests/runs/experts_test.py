@@ -25,6 +25,16 @@ scheduler: {{placement: split, actor_slots: 1, max_lag_versions: 0}}
 cluster: {{device: cpu, slots: 2, threads_per_slot: 1}}
 checkpoint: {{every_steps: 2, keep: 2}}
 """
+LORA = """
+name: test-experts-lora
+job: {job}
+seed: 1
+model: {{path: {model}, lora: {{rank: 2, targets: [experts]}}}}
+data: {{task: reverse, length: [2, 3], letters: "abcd", size: 64, held_out: 8}}
+rollout: {{max_new_tokens: 8}}
+train: {{groups_per_step: 8, steps: 3, learning_rate: 1.0e-2, micro_batch_tokens: 512, recompute: true}}
+cluster: {{device: cpu, slots: 1, threads_per_slot: 1}}
+"""
 HIDDEN, HEADS, HEAD, LAYERS, EXPERTS, CHOSEN, INTERMEDIATE = 32, 2, 16, 3, 5, 2, 24
 
 
@@ -66,12 +76,21 @@ def write_model(folder, vocab_rows=None, experts=EXPERTS, intermediate=INTERMEDI
     folder.joinpath("model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def stored_shapes(path):
+    data = path.read_bytes()
+    header = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
+    return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+
+
 class ExpertsTest(RunTest):
-    def test_routing_goes_with_the_samples(self):
+    def write_config(self):
         write_model(self.dir / "model")
         config = self.dir / "experts.yaml"
         config.write_text(CONFIG.format(model=self.dir / "model"))
-        self.assert_done(self.train(str(config)))
+        return str(config)
+
+    def test_routing_goes_with_the_samples(self):
+        self.assert_done(self.train(self.write_config()))
         self.assert_checked()
         stored = [(len(p.response), p.routing) for p in Run(self.path()).prove().payloads.values()]
         self.assertGreaterEqual(len(stored), 4 * 16)
@@ -85,6 +104,63 @@ class ExpertsTest(RunTest):
                 # The weights of the step sampled all of it, so the log-probabilities are the very same again.
                 self.assertEqual(row.get("training/rollout_logp_diff/max", 0), 0, step)
                 self.assertGreater(row["actor/router_balance"], 0.9 * CHOSEN)
+
+    def test_an_adapter_of_experts_is_trained_by_the_forward_that_samples(self):
+        config, steps = self.write_config(), "train.steps=8"
+        lora = ["model.lora.rank=2", "model.lora.targets=[q, experts]", "train.learning_rate=1.0e-2"]
+        self.assert_done(self.train(config, *lora, steps, "algorithm.kl.coef=0.01", run="whole"))
+        self.assert_checked("whole")
+        rows = self.metrics("whole")
+        for step in range(1, 9):
+            self.assertEqual(rows[step]["training/rollout_logp_diff/max"], 0, step)
+        self.assertAlmostEqual(rows[1]["actor/kl_loss"], 0, places=6)
+        self.assertGreater(rows[8]["actor/kl_loss"], 1e-4)
+        cut = self.start(config, *lora, steps, "algorithm.kl.coef=0.01", run="cut")
+        self.wait_step(3, cut, run="cut")
+        self.kill_controller(cut, run="cut")
+        self.assert_done(self.train(config, *lora, steps, "algorithm.kl.coef=0.01", "--resume", run="cut"))
+        self.assertEqual(self.digests("cut"), self.digests("whole"))
+
+        final = self.path("final", run="whole")
+        tensors = {name: shape for name, shape in stored_shapes(final / "adapter_model.safetensors").items() if "experts" in name}
+        self.assertEqual(len(tensors), 8)  # A and B of two matrices of two layers; the second layer is dense
+        self.assertEqual(tensors["base_model.model.model.layers.2.mlp.experts.base_layer.lora_A.weight"], [2 * EXPERTS, HIDDEN])
+        self.assertEqual(tensors["base_model.model.model.layers.2.mlp.experts.lora_B.weight"], [HIDDEN, 2 * EXPERTS])
+        words = ("--prompt", "ab=", "--max-new-tokens", "8", "--threads", "1")
+        merged = self.dir / "merged"
+        self.assert_done(self.command("export", str(self.path(run="whole")), "--merge", "--out", str(merged)))
+        shown = [self.command("generate", "--model", *of, *words) for of in
+                 ([str(self.path(run="whole"))], [str(self.dir / "model"), "--adapter", str(final)], [str(merged)], [str(self.dir / "model")])]
+        for result in shown:
+            self.assert_done(result)
+        self.assertEqual([r.stdout for r in shown[:3]], [shown[0].stdout] * 3)
+        self.assertNotEqual(shown[3].stdout, shown[0].stdout)
+        both = self.command("generate", "--model", str(self.dir / "model"), "--adapter", f"a={final}", "--adapter", f"b={self.path('final', run='cut')}", *words)
+        self.assert_done(both)
+        self.assertEqual(both.stdout.count(shown[0].stdout.strip()), 2)
+
+    def test_every_job_trains_an_adapter_of_experts(self):
+        write_model(self.dir / "model")
+        config = self.dir / "job.yaml"
+        for job, more in {"sft": [], "dpo": [], "reward_model": [], "distill": [f"distill.teacher={self.dir / 'model'}"]}.items():
+            with self.subTest(job=job):
+                config.write_text(LORA.format(model=self.dir / "model", job=job))
+                self.assert_done(self.train(str(config), *more, run=job))
+                self.assert_checked(job)
+                self.assertEqual(len(set(self.digests(job).values())), 3)
+
+    def test_what_experts_cannot_have_adapters_of_is_said_before_anything_starts(self):
+        config = self.write_config()
+        for args, said in {
+            ("model.lora.rank=2",): "target gate is experts in layer 0, in which each has gate, up and down of its own; take experts",
+            ("model.lora.rank=25", "model.lora.targets=[experts]"): "rank 25 is above 24, the smaller side of target experts_gate_up",
+            ("model.lora.rank=2", "model.lora.targets=[experts]", "train.mesh.ep=2", "scheduler.actor_slots=2", "cluster.slots=3"): "is not cut yet; write 1",
+        }.items():
+            with self.subTest(args=args):
+                result = self.train(config, *args)
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn(said, result.stderr)
+                self.assertFalse(self.path().exists())
 
 
 if __name__ == "__main__":

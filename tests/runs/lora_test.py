@@ -73,7 +73,9 @@ class LoraTest(RunTest):
     def test_what_an_adapter_cannot_do_is_said_before_anything_starts(self):
         for args, said in {
             ("model.lora.rank=17",): "rank 17 is above 16, the smaller side of target k",
-            ("model.lora.rank=4", "model.lora.targets=[q, router]"): "'router' is none; there are q, k, v, o, gate, up, down, embedding, head",
+            ("model.lora.rank=4", "model.lora.targets=[q, router]"): "'router' is none; there are q, k, v, o, gate, up, down, experts_gate_up, experts_down, embedding, head, and experts",
+            ("model.lora.rank=4", "model.lora.targets=[q, experts]"): "target experts_gate_up, and no layer of the model has experts",
+            ("model.lora.rank=4", "model.lora.targets=[experts]", "cluster.device=cuda"): "names experts, whose adapters are not computed on GPUs yet",
             ("model.lora.rank=33", "model.lora.targets=[head]"): "the smaller side of target head",
             ("model.lora.rank=4", "train.zero=1", "cluster.slots=2"): "too small to be shared",
             ("model.lora.rank=4", "model.lora.dropout=0.1"): "only 0",

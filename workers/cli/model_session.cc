@@ -181,6 +181,13 @@ StatusOr<std::unique_ptr<InferenceSession>> StartSession(const CommandContext& c
       return InvalidArgument(
           "--deterministic: on a GPU an adapter's products do not give a row the same bits in every batch "
           "yet; leave it out");
+    for (const std::string& folder : o.adapters) {
+      TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(folder));
+      if (std::ranges::any_of(adapter.spec().targets, model::OfExperts))
+        return Unimplemented(
+            "--device: " + folder +
+            " is an adapter of experts, which is not computed on GPUs yet; take --device cpu");
+    }
   }
   (void)device::BestIsa();                    // ends the program here if TIDEPOOL_CPU_ISA is misspelt
   TP_RETURN_IF_ERROR(CheckFileLimit(o.job));  // or else its worker would be waited for in vain

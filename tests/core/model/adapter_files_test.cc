@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <vector>
 
 #include "core/base/rng.h"
@@ -128,6 +129,118 @@ TEST_F(AdapterFilesTest, MergedMatricesAreThoseOfTheFormulaAndTheRestIsUntouched
   }
   EXPECT_EQ(merged, 3 * base->spec().layers);
   EXPECT_EQ(CheckHuggingFace(Folder("merged")), OkStatus());
+}
+
+TEST_F(AdapterFilesTest, OfExpertsComesBackAndMergesAsTheFormulaSays) {
+  using enum AdapterTarget;
+  for (const char* family : {"qwen2_moe", "qwen3_moe"}) {
+    const std::string folder = Folder(family);
+    const auto base = Base(family, 1, family);
+    const ModelSpec& spec = base->spec();
+    const int64_t experts = spec.moe.experts, m = spec.moe.intermediate_size, d = spec.hidden_size;
+    for (const auto& targets :
+         {std::vector{kExpertsGateUp}, {kExpertsDown}, {kQ, kExpertsGateUp, kExpertsDown}}) {
+      const AdapterSpec adapter = Spec(targets);
+      const std::vector<float> values = Values(spec, adapter);
+      ASSERT_EQ(Save(values, spec, adapter, folder, folder + "_adapter"), OkStatus());
+      const auto opened = AdapterFolder::Open(folder + "_adapter");
+      ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+      EXPECT_EQ(opened->spec(), adapter);
+      EXPECT_EQ(opened->CheckBase(folder), OkStatus());
+      std::vector<float> back(values.size(), 9.0F);
+      opened->Read(spec, DType::kFloat32, std::as_writable_bytes(std::span(back)));
+      EXPECT_EQ(back, values);
+
+      // As PEFT has it: A [experts * rank, in], and of B [out, rank * experts] column r * experts + e.
+      const auto stored = files::SafetensorsFile::Open(folder + "_adapter/" + kAdapterTensorsFile);
+      const auto value = [](std::span<const std::byte> bytes, int64_t i) {
+        float v = 0;
+        std::memcpy(&v, bytes.data() + i * 4, 4);
+        return v;
+      };
+      const auto change = [&](AdapterTarget target, int64_t e, int64_t row, int64_t column) {
+        if (!adapter.Has(target)) return 0.0;
+        const bool nested = target == kExpertsGateUp && adapter.Has(kExpertsDown);
+        const std::string module =
+            std::string("base_model.model.model.layers.0.mlp.experts.") + (nested ? "base_layer." : "");
+        const auto *a = (*stored)->Find(module + "lora_A.weight"),
+                   *b = (*stored)->Find(module + "lora_B.weight");
+        const int64_t k = a->shape[1];
+        EXPECT_EQ(a->shape[0], experts * 3);
+        EXPECT_EQ(b->shape[1], experts * 3);
+        double sum = 0;
+        for (int64_t r = 0; r < 3; ++r)
+          sum += 2.0 * value((*stored)->Bytes(*b), row * 3 * experts + r * experts + e) *
+                 value((*stored)->Bytes(*a), (e * 3 + r) * k + column);
+        return sum;
+      };
+      ASSERT_EQ(MergeAdapter(*opened, folder, folder + "_merged"), OkStatus());
+      EXPECT_EQ(CheckHuggingFace(folder + "_merged"), OkStatus());
+      const auto before = files::SafetensorsFolder::Open(folder),
+                 after = files::SafetensorsFolder::Open(folder + "_merged");
+      for (int64_t e = 0; e < experts; ++e) {
+        const std::string at = "model.layers.0.mlp.experts." + std::to_string(e) + ".";
+        for (const auto& [name, target, first, rows, columns] :
+             {std::tuple("gate_proj.weight", kExpertsGateUp, int64_t{0}, m, d),
+              {"up_proj.weight", kExpertsGateUp, m, m, d},
+              {"down_proj.weight", kExpertsDown, 0, d, m}}) {
+          const auto was = (*before)->Find(at + name), is = (*after)->Find(at + name);
+          ASSERT_TRUE(was && is) << at << name;
+          for (int64_t i = 0; i < rows; ++i)
+            for (int64_t c = 0; c < columns; ++c)
+              ASSERT_NEAR(value(is->bytes(), i * columns + c),
+                          value(was->bytes(), i * columns + c) + change(target, e, first + i, c), 1e-6)
+                  << at << name << " " << i << " " << c;
+        }
+      }
+      fs::remove_all(folder + "_merged");
+    }
+  }
+}
+
+TEST_F(AdapterFilesTest, OfExpertsNeedsAModelThatHasThemWhereTheyAreChosen) {
+  using enum AdapterTarget;
+  const auto base = Base("base", 1, "qwen3_moe");
+  const auto dense = Base("dense", 1, "qwen3");
+  const auto refusal = [&](const AdapterSpec& adapter, const nlohmann::json& changes,
+                           const std::string& model) -> Status {
+    EXPECT_EQ(Save(Values(base->spec(), adapter), base->spec(), adapter, "", Folder("adapter")), OkStatus());
+    for (const auto& [key, value] : changes.items()) Change(Folder("adapter"), key, value);
+    const auto opened = AdapterFolder::Open(Folder("adapter"));
+    return opened.ok() ? opened->CheckBase(Folder(model)) : opened.status();
+  };
+  const AdapterSpec both = Spec({kExpertsGateUp, kExpertsDown}), one = Spec({kExpertsDown});
+  struct Case {
+    const AdapterSpec& adapter;
+    nlohmann::json changes;
+    const char* model;
+    const char* word;  // empty: it fits
+  };
+  for (const Case& c : std::vector<Case>{
+           {both, {}, "base", ""},
+           {both, {{"target_parameters", {"gate_up_proj", "experts.down_proj"}}}, "base", ""},
+           {both, {{"target_modules", nullptr}, {"layers_to_transform", {0}}}, "base", ""},
+           {both, {}, "dense", "it is an adapter of another model"},
+           {both, {{"target_parameters", nullptr}}, "base", "experts"},
+           {both, {{"target_parameters", {"mlp.experts.down_proj"}}}, "base", "base_layer"},
+           {both, {{"target_parameters", "mlp.experts.down_proj"}}, "base", "target_parameters"},
+           {both, {{"target_parameters", {"down_proj", "gate_up_proj", "router.weight"}}}, "base", "router"},
+           {one, {}, "base", ""},
+           // Another parameter of the same sides has the same tensors, and these have other sides.
+           {one, {{"target_parameters", {"gate_up_proj"}}}, "base", "shape"},
+           {one, {{"target_parameters", {"layers.0.mlp.experts.down_proj"}}}, "base", "layers.2.mlp.experts"},
+           {one, {{"target_modules", {"gate_proj"}}}, "base", "gate_proj"},
+           {one, {{"r", 2}}, "base", "shape"}}) {
+    const Status status = refusal(c.adapter, c.changes, c.model);
+    EXPECT_EQ(status.ok(), std::string(c.word).empty()) << c.changes << ": " << status.message();
+    EXPECT_NE(status.message().find(c.word), std::string::npos) << c.changes << ": " << status.message();
+  }
+  EXPECT_NE(CheckAdapter(dense->spec(), one).message().find("no layer of the model has experts"),
+            std::string::npos);
+  AdapterSpec wide = one;
+  wide.rank = 41;
+  EXPECT_NE(CheckAdapter(base->spec(), wide).message().find("40, the smaller side"), std::string::npos);
+  EXPECT_NE(CheckAdapter(base->spec(), Spec({kGate})).message().find("take experts"), std::string::npos);
 }
 
 // As config.json says, whatever it is.

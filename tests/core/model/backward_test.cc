@@ -276,6 +276,8 @@ TEST(BackwardOfAdapterTest, OfSomeTargetsEqualsFiniteDifferences) {
   using enum AdapterTarget;
   for (const auto& targets : {std::vector{kHead}, {kEmbedding}, {kEmbedding, kHead}, {kQ}, {kDown, kHead}})
     for (const char* family : {"llama", "qwen3"}) ExpectAdapterGradients(TinySpec(family), targets);
+  for (const auto& targets : {std::vector{kExpertsGateUp}, {kExpertsDown}, {kExpertsGateUp, kExpertsDown}})
+    for (const char* family : {"qwen2_moe", "qwen3_moe"}) ExpectAdapterGradients(TinySpec(family), targets);
 }
 INSTANTIATE_TEST_SUITE_P(Families, BackwardTest,
                          testing::Values("llama", "llama_biased", "qwen2", "qwen3", "qwen2_moe",

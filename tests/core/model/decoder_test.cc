@@ -107,6 +107,7 @@ TEST_P(DecoderFamilyTest, RowsOfSeveralAdaptersAreThoseOfEachAlone) {
     adapters.push_back(Adapted(base, 9, 8));
     adapters.push_back(Adapted(base, 10, 3, 1, {AdapterTarget::kQ, AdapterTarget::kV}));
     adapters.push_back(Adapted(base, 11, 5, 40, {AdapterTarget::kK, AdapterTarget::kO}));
+    if (s.sparse_layers() > 0) adapters.push_back(Adapted(base, 12, 2, 7, {AdapterTarget::kExpertsDown}));
     // What a decoder was made with, too: the model, or an adapter beside which others are put.
     for (const Weights* own : {base.get(), static_cast<const Weights*>(adapters[2].get())}) {
       Decoder mixed(*own, device);
@@ -115,7 +116,7 @@ TEST_P(DecoderFamilyTest, RowsOfSeveralAdaptersAreThoseOfEachAlone) {
       mixed.RemoveAdapter(1);
       of.erase(1);
       of[mixed.AddAdapter(*adapters[1])] = adapters[1].get();
-      EXPECT_TRUE(of.contains(3)) << "a number was used again";
+      EXPECT_TRUE(of.contains(static_cast<int32_t>(adapters.size()))) << "a number was used again";
       Rng rng(4);
       for (int round = 0; round < 4; ++round) {
         std::vector<std::vector<int32_t>> sequences;

@@ -84,10 +84,9 @@ inline void Randomize(Weights& w, uint64_t seed, double std) {
 inline std::unique_ptr<Weights> Adapted(std::shared_ptr<const Weights> base, uint64_t seed, int64_t rank = 3,
                                         double alpha = 5, const std::vector<AdapterTarget>& targets = {}) {
   AdapterSpec spec{.rank = rank, .alpha = alpha, .targets = targets};
+  const bool sparse = base->spec().sparse_layers() > 0;
   for (const AdapterTarget target : AllOf<AdapterTarget>())
-    if (targets.empty() &&
-        (target < AdapterTarget::kGate || target > AdapterTarget::kDown || base->spec().sparse_layers() == 0))
-      spec.targets.push_back(target);
+    if (targets.empty() && !(sparse ? OfDenseMlp(target) : OfExperts(target))) spec.targets.push_back(target);
   auto made = Weights::Adapt(std::move(base), spec);
   EXPECT_TRUE(made.ok()) << made.status().ToString();
   Rng rng(seed);
@@ -118,7 +117,7 @@ inline Flat Merged(const Weights& w, const Flat& low_rank) {
   };
   const int64_t rank = w.adapter()->rank;
   std::map<std::string, int64_t> bands;  // of the matrix, so far
-  for (const auto& [layer, target] : SitesOf(w.spec().layers, w.adapter()->targets)) {
+  for (const auto& [layer, target] : SitesOf(w.spec(), w.adapter()->targets)) {
     const std::string at = layer < 0 ? "" : "layers." + std::to_string(layer) + ".";
     const AdapterPlace place = PlaceOf(w.spec(), target);
     const bool table = target == AdapterTarget::kEmbedding;  // W is [k, n], and so is A^T
@@ -126,12 +125,14 @@ inline Flat Merged(const Weights& w, const Flat& low_rank) {
                       bands[at + place.matrix]++ * rank * place.k,
                   b = find(w.layout(), at + Name(target) + ".b").offset,
                   matrix = find(layout, at + place.matrix).offset + place.row * place.k;
-    for (int64_t i = 0; i < place.n; ++i)
-      for (int64_t j = 0; j < place.k; ++j)
-        for (int64_t r = 0; r < rank; ++r)
-          flat[static_cast<size_t>(matrix + (table ? j * place.n + i : i * place.k + j))] +=
-              w.adapter()->scale() * low_rank[static_cast<size_t>(b + r * place.n + i)] *
-              low_rank[static_cast<size_t>(a + (table ? j * rank + r : r * place.k + j))];
+    for (int64_t e = 0; e < place.count; ++e)
+      for (int64_t i = 0; i < place.n; ++i)
+        for (int64_t j = 0; j < place.k; ++j)
+          for (int64_t r = 0; r < rank; ++r)
+            flat[static_cast<size_t>(matrix + e * place.n * place.k +
+                                     (table ? j * place.n + i : i * place.k + j))] +=
+                w.adapter()->scale() * low_rank[static_cast<size_t>(b + (e * rank + r) * place.n + i)] *
+                low_rank[static_cast<size_t>(a + (table ? j * rank + r : (e * rank + r) * place.k + j))];
   }
   return flat;
 }
