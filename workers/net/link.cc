@@ -33,6 +33,9 @@ using Clock = std::chrono::steady_clock;
 // larger.
 constexpr int kMostFrameBytes = 64 << 20;
 constexpr auto kQuestionWithin = std::chrono::seconds(5);  // of one question, which may wait for a second
+// So long a controller of another run is dialled, in case it ends and leaves its port to ours. Most likely
+// the folder is the wrong one, which has to be said soon.
+constexpr auto kStrangerFor = std::chrono::seconds(3);
 
 std::string AddressIn(const std::string& control_file, const std::string& fallback) {
   std::ifstream in(control_file);
@@ -66,7 +69,9 @@ struct Link::Impl {
   Impl(LinkOptions o, uint64_t process)
       : options(std::move(o)), session(process, FromSeconds(options.connect_timeout_s)), rng(process) {}
 
-  std::string not_believed;  // why the last dial met somebody else; of who dials
+  // Of who dials: why the last dial met somebody else; where it met another run, and since when.
+  std::string not_believed, stranger_at;
+  Clock::time_point stranger_since;
 
   static TimePoint Now() { return {Clock::now().time_since_epoch()}; }
 
@@ -158,11 +163,14 @@ struct Link::Impl {
     const auto credentials = ClientSide(identity, kControllerRole, &args);
     auto opened = grpc::CreateCustomChannel(address, credentials, args);
     if (!Connected(*opened, address)) {
-      const std::string why =
-          identity ? WhyNotBelieved(address, Newest(*identity), std::chrono::milliseconds(500)) : "";
+      const NotBelieved found =
+          identity ? WhyNotBelieved(address, Newest(*identity), std::chrono::milliseconds(500))
+                   : NotBelieved();
+      const bool stranger = IsStranger(address, found.another_run);
       not_believed.clear();
-      if (!why.empty()) {
-        not_believed = "the controller at " + address + " and this worker do not come together: " + why;
+      if (!found.why.empty()) {
+        not_believed = "the controller at " + address + " and this worker do not come together: " + found.why;
+        if (stranger) return FailedPrecondition(not_believed);
         return Unavailable(not_believed);  // another one may come to this port
       }
       return Unavailable(
@@ -174,6 +182,15 @@ struct Link::Impl {
     return Begun(std::move(opened));
   }
   std::unique_ptr<Stream> Begun(std::shared_ptr<grpc::Channel> opened);
+
+  // For so long that it is final. A worker that was attached has the patience that its controller gave it:
+  // that one may come back at another address.
+  bool IsStranger(const std::string& address, bool another_run) {
+    const auto now = Clock::now();
+    if (std::exchange(stranger_at, another_run ? address : "") != address) stranger_since = now;
+    const MutexLock lock(mu);
+    return another_run && session.ctl_epoch() == 0 && now - stranger_since >= kStrangerFor;
+  }
 
   // In turns, so that a controller that comes back elsewhere is found soon. A connection that is on its way
   // has ten seconds, within the patience. It takes four round trips of TCP, TLS and HTTP/2, and packets that

@@ -42,7 +42,8 @@ struct LinkOptions {
 class Link {
  public:
   // Connects and says Hello; until somebody answers the address is read anew as later. kUnavailable: nobody
-  // does in connect_timeout_s. kUnauthenticated, kPermissionDenied, kFailedPrecondition: refused.
+  // does in connect_timeout_s. kUnauthenticated, kPermissionDenied, kFailedPrecondition: refused, or
+  // whoever listens there is of another run.
   static StatusOr<std::unique_ptr<Link>> Connect(const LinkOptions& options,
                                                  std::function<void(std::vector<LinkEvent>)> sink);
   ~Link();  // closes the stream and joins

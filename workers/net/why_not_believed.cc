@@ -48,37 +48,38 @@ Socket ConnectTo(const std::string& address, std::chrono::milliseconds patience)
 }
 
 // What is wrong with a certificate of another process.
-std::string FaultOf(X509* theirs, const Identity& identity, int64_t now) {
+NotBelieved FaultOf(X509* theirs, const Identity& identity, int64_t now) {
   const auto authorities = x509::ParseCertificates(identity.authority);
   const bool known = x509::IssuerOf(theirs, authorities) != nullptr;
   const std::string ours = authorities.empty() ? "" : x509::OrganisationOf(authorities.front().get());
   const std::string clock = ", and this host's clock says " + UtcTimeText(now * 1000);
   if (!known && x509::OrganisationOf(theirs) != ours)
-    return "it shows a certificate of run '" + x509::OrganisationOf(theirs) +
-           "', and those beside the token are of run '" + ours + "'";
+    return {"it shows a certificate of run '" + x509::OrganisationOf(theirs) +
+                "', and those beside the token are of run '" + ours + "'",
+            true};
   if (now > x509::EndOf(theirs))
-    return "its certificate has expired at " + UtcTimeText(x509::EndOf(theirs) * 1000) + clock;
+    return {"its certificate has expired at " + UtcTimeText(x509::EndOf(theirs) * 1000) + clock};
   if (now < x509::BeginOf(theirs))
-    return "its certificate holds from " + UtcTimeText(x509::BeginOf(theirs) * 1000) + " on" + clock;
+    return {"its certificate holds from " + UtcTimeText(x509::BeginOf(theirs) * 1000) + " on" + clock};
   if (!known)
-    return "its certificate is newer than the files beside the token, or older; " +
-           std::string(IsNewcomers(identity)
-                           ? "join again with another join token (`tidepool join-token RUN`)"
-                           : "copy RUN/security again");
-  return "";
+    return {"its certificate is newer than the files beside the token, or older; " +
+            std::string(IsNewcomers(identity)
+                            ? "join again with another join token (`tidepool join-token RUN`)"
+                            : "copy RUN/security again")};
+  return {};
 }
 
 }  // namespace
 
-std::string WhyNotBelieved(const std::string& address, const Identity& identity,
+NotBelieved WhyNotBelieved(const std::string& address, const Identity& identity,
                            std::chrono::milliseconds patience) {
   const Status mine_holds = identity.folder.empty() ? OkStatus() : CheckHolds(identity);
   const Socket socket = ConnectTo(address, patience);
-  if (socket.fd < 0) return mine_holds.message();
+  if (socket.fd < 0) return {mine_holds.message()};
   const std::unique_ptr<SSL_CTX, Freed<SSL_CTX_free>> context(SSL_CTX_new(TLS_client_method()));
   const x509::Certificate mine = x509::ParseCertificate(identity.certificate);
   const x509::Key key = x509::ParseKey(identity.key);
-  if (context == nullptr || !mine || !key) return "";
+  if (context == nullptr || !mine || !key) return {};
   SSL_CTX_use_certificate(context.get(), mine.get());
   SSL_CTX_use_PrivateKey(context.get(), key.get());
   const std::unique_ptr<SSL, Freed<SSL_free>> tls(SSL_new(context.get()));
@@ -88,15 +89,16 @@ std::string WhyNotBelieved(const std::string& address, const Identity& identity,
   const bool met = SSL_connect(tls.get()) == 1;
   const x509::Certificate theirs(SSL_get1_peer_certificate(tls.get()));
   if (theirs) {
-    if (std::string fault = FaultOf(theirs.get(), identity, time(nullptr)); !fault.empty()) return fault;
+    if (NotBelieved fault = FaultOf(theirs.get(), identity, time(nullptr)); !fault.why.empty()) return fault;
   }
-  if (!mine_holds.ok()) return mine_holds.message();
+  if (!mine_holds.ok()) return {mine_holds.message()};
   char byte = 0;
-  if (!theirs || (met && SSL_read(tls.get(), &byte, 1) > 0)) return "";  // TLS 1.3 refuses us only now
+  if (!theirs || (met && SSL_read(tls.get(), &byte, 1) > 0)) return {};  // TLS 1.3 refuses us only now
   const char* reason = ERR_reason_error_string(ERR_peek_last_error());
   const std::string said = reason == nullptr ? "" : reason;
   ERR_clear_error();  // it was for this message
-  return said.empty() ? "" : "it does not take the certificate beside the token: " + said;
+  if (said.empty()) return {};
+  return {"it does not take the certificate beside the token: " + said};
 }
 
 }  // namespace tidepool::workers

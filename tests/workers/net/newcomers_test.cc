@@ -279,7 +279,7 @@ TEST(NewcomerRenewalTest, OneThatHasEndedSaysWhatToDoWhetherOrNotAControllerIsTh
   ended.certificate = x509::Pem(
       x509::IssueFor(x509::ParseKey(ended.key).get(), newcomer.authority, "run-a", -5, newcomer.kNames)
           .get());
-  const std::string why = WhyNotBelieved("127.0.0.1:1", ended, std::chrono::milliseconds(100));
+  const std::string why = WhyNotBelieved("127.0.0.1:1", ended, std::chrono::milliseconds(100)).why;
   EXPECT_THAT(why, HasSubstr("reward.crt: the certificate has expired at 20"));
   EXPECT_THAT(why, HasSubstr("make another join token (`tidepool join-token RUN`) and join again"));
   newcomer.Write("reward.crt", ended.certificate);

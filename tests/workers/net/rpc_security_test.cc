@@ -70,7 +70,7 @@ class RpcSecurityTest : public testing::Test {
     auto channel =
         grpc::CreateCustomChannel(control ? hub_->address() : weights_->address(), credentials, args);
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     if (!token.empty()) AddToken(&context, token);
     if (method == "tidepool.v1.Control.Attach") {
       auto stream = v1::Control::NewStub(channel)->Attach(&context);
@@ -213,9 +213,9 @@ TEST_F(EncryptedRpcTest, AWorkerShowsItsTokenToTheControllerOfItsJobAlone) {
   dial.address = hub_->address();
   dial.credentials = {tokens_.Token(CallerRole::kDevice), Certificates("run-b").Of("device")};
   dial.hello.run_id = "run-a";
-  dial.connect_timeout_s = 1;
+  dial.connect_timeout_s = 600;  // which nobody waits for where another run answers
   const auto link = Link::Connect(dial, [](std::vector<LinkEvent>) {});
-  ASSERT_FALSE(link.ok());
+  ASSERT_EQ(link.status().code(), StatusCode::kFailedPrecondition);
   EXPECT_NE(
       link.status().message().find("it shows a certificate of run 'run-a', and those beside the token are "
                                    "of run 'run-b'"),
@@ -225,6 +225,7 @@ TEST_F(EncryptedRpcTest, AWorkerShowsItsTokenToTheControllerOfItsJobAlone) {
   // A device's certificate does not make a controller.
   dial.credentials.identity = device_;
   dial.address = weights_->address();
+  dial.connect_timeout_s = 1;
   EXPECT_FALSE(Link::Connect(dial, [](std::vector<LinkEvent>) {}).ok());
 }
 
@@ -262,7 +263,7 @@ TEST(CertificatesTest, AreKeptWhileTheyHoldAndKeysAreForTheOwnerAlone) {
 TEST_F(RpcSecurityTest, ARewardWorkerMayNotSpeakForADevice) {
   auto channel = grpc::CreateChannel(hub_->address(), grpc::InsecureChannelCredentials());
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   AddToken(&context, tokens_.Token(CallerRole::kReward));
   auto stream = v1::Control::NewStub(channel)->Attach(&context);
   ASSERT_TRUE(stream->Write(Framed(up::Hello{.run_id = "run-a", .kind = scheduler::WorkerKind::kReward})));
@@ -287,7 +288,7 @@ TEST_F(RpcSecurityTest, AWorkerOfAnotherRunOrSchemaIsToldSo) {
         Case{false, "a\nlevel=error" + std::string(3000, 'x'), "this worker is a?level=errorxxx"}}) {
     auto channel = grpc::CreateChannel(hub_->address(), grpc::InsecureChannelCredentials());
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     AddToken(&context, tokens_.Token(CallerRole::kDevice));
     if (!build.empty()) AddBuild(&context, build);
     auto stream = v1::Control::NewStub(channel)->Attach(&context);
@@ -324,7 +325,7 @@ TEST(HubTest, ARefusedWorkerThatDoesNotReadHoldsNoThread) {
     auto taken = events.Take(patience, 1);
     return taken.empty() ? HubEvent(HubMessage{}) : std::move(taken.front());
   };
-  const HubEvent opened = next(std::chrono::seconds(10));
+  const HubEvent opened = next(std::chrono::seconds(60));
   ASSERT_TRUE(std::holds_alternative<HubOpened>(opened));
   const ConnectionId connection = std::get<HubOpened>(opened).connection;
   for (int64_t i = 1; i <= 64; ++i) {
@@ -332,7 +333,7 @@ TEST(HubTest, ARefusedWorkerThatDoesNotReadHoldsNoThread) {
                  ToWorker{i, 0, down::StartChunk{.prompt = std::vector<int32_t>(1 << 18, 1 << 20)}});
   }
   (*hub)->Refuse(connection, {"no place for it"});
-  EXPECT_TRUE(std::holds_alternative<HubClosed>(next(std::chrono::seconds(10))));
+  EXPECT_TRUE(std::holds_alternative<HubClosed>(next(std::chrono::seconds(60))));
   context.TryCancel();
 }
 
