@@ -113,11 +113,11 @@ class ChaosRun:
 
     def resume(self):
         self.controller = self.test.start(*self.args, "--resume", run=self.name)
-        self.test.wait_for(self.fleet.control, 60, "a new controller", self.controller)
+        self.test.wait_for(self.fleet.control, "a new controller", self.controller)
 
     def restart_in_order(self):
         self.controller.send_signal(signal.SIGTERM)
-        self.test.finish(self.controller, timeout=60)
+        self.test.finish(self.controller)
         self.resume()
 
     def alive(self, when):
@@ -128,7 +128,7 @@ class ChaosRun:
     def steps(self, more, timeout, when):
         """Waits for so many more optimizer steps."""
         steps = self.follower.count("STEP_COMMIT")
-        self.test.wait_for(lambda: self.follower.count("STEP_COMMIT") >= steps + more, timeout, f"{more} steps {when}", self.controller)
+        self.test.wait_for(lambda: self.follower.count("STEP_COMMIT") >= steps + more, f"{more} steps {when}", self.controller, timeout)
 
     def settle(self):
         """Nothing is disturbed any more: the run goes on, and ends in order."""
@@ -139,7 +139,7 @@ class ChaosRun:
         self.steps(3, 180, "after the last fault")
         self.fleet.finish()
         self.controller.send_signal(signal.SIGTERM)
-        self.test.finish(self.controller, timeout=60)
+        self.test.finish(self.controller)
         end = time.monotonic() + 5  # one that had no connection just then looks for the controller for longer
         for w in self.fleet.workers:
             if w.process is None:  # it had just ended when the fleet stopped starting workers again

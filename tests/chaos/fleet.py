@@ -46,7 +46,7 @@ class Fleet:
         return host, int(port)
 
     def begin(self, controller):
-        control = self.test.wait_for(self.control, 60, "control.json", controller)
+        control = self.test.wait_for(self.control, "control.json", controller)
         self.run_id = control["run_id"]
         self.keeper.start()
 

@@ -22,7 +22,7 @@ import unittest
 
 import network
 from chaos_run import COMMON, Follower
-from harness import ROOT, RunTest, TIDEPOOL
+from harness import PATIENCE, ROOT, TIDEPOOL, RunTest
 from prove import Run
 
 SCHEDULES = int(os.environ.get("TIDEPOOL_PARTITIONS", "10"))
@@ -61,11 +61,11 @@ class HostsRun:
     def begin(self):
         self.controller = self.launch(self.at, "controller", [TIDEPOOL, "train", self.config, "--run-dir", str(self.test.path(run=self.name)), *self.overrides,
                                                              "cluster.bind=" + self.network.address(self.at)])
-        self.test.wait_for(self.test.path("control.json", run=self.name).exists, 60, "control.json", self.controller)
+        self.test.wait_for(self.test.path("control.json", run=self.name).exists, "control.json", self.controller)
         for host in range(DEVICES):
             self.boot(host)
         self.follower = Follower(self.test.path(run=self.name))
-        self.steps(1, 120, "at the start")
+        self.steps(1, PATIENCE, "at the start")
 
     def launch(self, host, what, command):
         with open(f"{self.test.path(run=self.name)}.{len(self.processes)}-{what}.log", "w") as log:
@@ -222,17 +222,17 @@ class HostsRun:
         self.steps(3, GOES_ON_S, "after the last fault")
         self.say(what="goes on", after_s=round(time.monotonic() - healed, 1))
         self.controller.send_signal(signal.SIGTERM)
-        self.expect(self.controller, (0,), 60)
+        self.expect(self.controller, (0,))
         for host in filter(None, self.hosts):
             host.send_signal(signal.SIGTERM)
         for host in filter(None, self.hosts):
-            self.expect(host, (0,), 30)
+            self.expect(host, (0,))
         for other in self.others:
-            self.expect(other, (4, -signal.SIGKILL, 128 + signal.SIGKILL), 30)
+            self.expect(other, (4, -signal.SIGKILL, 128 + signal.SIGKILL))
 
-    def expect(self, process, codes, timeout):
+    def expect(self, process, codes):
         try:
-            process.wait(timeout)
+            process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self.test.fail(f"{self.name}: does not end\n{self.said(process)}")
         if process.returncode not in codes:
@@ -247,7 +247,7 @@ class HostsRun:
             self.network.kill(host)
         for process in self.processes:
             process.kill()
-            process.wait(20)
+            process.wait(PATIENCE)
         self.network.close()
 
 
@@ -269,7 +269,7 @@ class PartitionsTest(RunTest):
         try:
             run.network.disturb(run.network.paths, delay_s=0.2)
             run.begin()
-            run.steps(2, 60, "far apart")
+            run.steps(2, PATIENCE, "far apart")
             run.settle()
         finally:
             run.end()

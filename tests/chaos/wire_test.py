@@ -49,7 +49,7 @@ class Wires:
         pid = w.process.pid
         self.switch.cut(w.name)
         since = len(follower.records)
-        self.test.wait_for(lambda: self.finished(w, since), 30, "the worker to end a sample", self.run.controller)
+        self.test.wait_for(lambda: self.finished(w, since), "the worker to end a sample", self.run.controller)
         self.goes_on("after the reset")
         self.stays(w, pid)
         self.test.assertLess(follower.count("START") - starts, 20 * (follower.count("ENQ") - ends) + 200)
@@ -77,7 +77,7 @@ class Wires:
         w = self.in_the_middle()
         pid, dials = w.process.pid, self.switch.ports[w.name].dials
         self.switch.swallow(w.name)
-        self.test.wait_for(lambda: self.switch.ports[w.name].dials > dials, 30, "the worker to dial again")
+        self.test.wait_for(lambda: self.switch.ports[w.name].dials > dials, "the worker to dial again")
         self.goes_on("after the wire died")
         self.stays(w, pid)
 
@@ -87,14 +87,14 @@ class Wires:
             twin = Worker(f"twin-{greeted}", 1, "device")
             twin.address = self.switch.listen(twin.name, self.fleet.controller)
             self.fleet.launch(twin)
-            self.test.wait_for(lambda: self.switch.open_connections(twin.name), 10, "the second worker's connection")
+            self.test.wait_for(lambda: self.switch.open_connections(twin.name), "the second worker's connection")
             if greeted:
                 self.switch.delay(twin.name, 1, ("down",))
-                self.test.wait_for(lambda: self.switch.bytes(twin.name, "up") > 400, 10, "the second worker's Hello")
+                self.test.wait_for(lambda: self.switch.bytes(twin.name, "up") > 400, "the second worker's Hello")
             self.switch.hold(twin.name, ("down",))
             self.fleet.signal(twin, signal.SIGSTOP)
             try:
-                self.test.wait_for(lambda: not self.switch.open_connections(twin.name), 15, "the controller to close a connection that it refused")
+                self.test.wait_for(lambda: not self.switch.open_connections(twin.name), "the controller to close a connection that it refused")
             finally:
                 self.fleet.signal(twin, signal.SIGKILL)
         self.goes_on("after a second worker for a place")

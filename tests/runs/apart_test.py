@@ -49,7 +49,7 @@ class ApartTest(RunTest):
                                               str(self.path("security", role + ".token")), "--control-file", str(self.path("control.json"))]))
         self.finish(controller, timeout=PATIENCE_S)
         for worker in workers:
-            self.finish(worker, timeout=60)
+            self.finish(worker)
         self.assert_checked()
 
     def assert_as_on_one_host(self, config, *overrides):

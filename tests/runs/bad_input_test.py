@@ -10,7 +10,7 @@ import socket
 import subprocess
 import unittest
 
-from harness import ROOT, TIDEPOOL, RunTest, alive
+from harness import PATIENCE, ROOT, TIDEPOOL, RunTest, alive
 
 CONFIG = "configs/test/rl_colocated.yaml"
 
@@ -110,7 +110,7 @@ class BadInputTest(RunTest):
 
         def refused(*args):
             return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path()), "train.steps=1", *args], cwd=ROOT, preexec_fn=small,
-                                  capture_output=True, text=True, timeout=60)
+                                  capture_output=True, text=True, timeout=PATIENCE)
 
         self.refused(refused(), "config.yaml")
         self.assertFalse(self.path().exists(), "a run directory is left of a run that was refused")
@@ -161,7 +161,7 @@ class BadInputTest(RunTest):
         fake.mkdir()
         (fake / "tidepool-worker").write_text("#!/bin/sh\necho 'no such device: x' >&2\nexit 7\n")
         (fake / "tidepool-worker").chmod(0o755)
-        result = self.train(CONFIG, f"cluster.worker_dir={fake}", timeout=90)
+        result = self.train(CONFIG, f"cluster.worker_dir={fake}")
         self.refused(result, "exit status 7: no such device: x; see logs/device-0.log", code=3)
 
     def test_worker_that_would_end_so_again_is_started_once(self):
@@ -169,7 +169,7 @@ class BadInputTest(RunTest):
         fake.mkdir()
         (fake / "tidepool-worker").write_text(f"#!/bin/sh\necho x >> {self.dir}/starts\necho 'of another build' >&2\nexit 2\n")
         (fake / "tidepool-worker").chmod(0o755)
-        result = self.train("configs/test/sft.yaml", "cluster.slots=1", f"cluster.worker_dir={fake}", timeout=90)
+        result = self.train("configs/test/sft.yaml", "cluster.slots=1", f"cluster.worker_dir={fake}")
         self.refused(result, "would end so again: process", "exit status 2: of another build; see logs/device-0.log", code=3)
         self.assertEqual((self.dir / "starts").read_text(), "x\n")
 
@@ -192,7 +192,7 @@ class BadInputTest(RunTest):
             self.skipTest("a small file system cannot be mounted here (needs root)")
         try:
             result = subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(mount / "run"), "train.steps=400", "checkpoint.every_steps=1"],
-                                    cwd=ROOT, capture_output=True, text=True, timeout=120)
+                                    cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
             self.refused(result, "fault=storage actor=controller step=", f"journal: the disk of {mount / 'run'} (host {socket.gethostname()}) has no space left; "
                          "free some (`tidepool prune` of runs that have ended), then --resume", code=3)
             journal = self.command("journal", str(mount / "run"), "--json").stdout.splitlines()
@@ -293,9 +293,8 @@ class BadInputTest(RunTest):
                                  stderr=subprocess.PIPE, text=True)
         self.started.append(asked)
         child = f"/proc/{asked.pid}/task/{asked.pid}/children"
-        worker = int(self.wait_for(lambda: pathlib.Path(child).read_text(), 20, "a worker", asked).split()[0])
-        folder = self.wait_for(lambda: re.search("--token-file=(/dev/shm/tidepool-[^/]+)", pathlib.Path(f"/proc/{worker}/cmdline").read_text()),
-                               20, "its command line", asked)
+        worker = int(self.wait_for(lambda: pathlib.Path(child).read_text(), "a worker", asked).split()[0])
+        folder = self.wait_for(lambda: re.search("--token-file=(/dev/shm/tidepool-[^/]+)", pathlib.Path(f"/proc/{worker}/cmdline").read_text()), "its command line", asked)
         asked.send_signal(signal.SIGINT)
         self.assertIn("stopped", self.finish(asked, code=3)[1])
         self.assertFalse(alive(worker))

@@ -7,7 +7,7 @@ import subprocess
 import unittest
 
 from environment_service_test import PACKAGE, PYTHON, processes
-from harness import ROOT, RunTest, alive, kill
+from harness import PATIENCE, ROOT, RunTest, alive, kill
 
 CONFIG = "configs/test/service_control.yaml"
 CORRIDOR = PACKAGE / "control" / "corridor.py"
@@ -37,7 +37,7 @@ class ControlServiceTest(RunTest):
         return processes(lambda words: words[-1:] == [str(self.dir / "game.py")] and "guard-service" not in words)
 
     def nothing_is_left(self):
-        self.wait_for(lambda: not processes(lambda words: any(str(self.dir) in word for word in words)), 10, "the end of all that was started")
+        self.wait_for(lambda: not processes(lambda words: any(str(self.dir) in word for word in words)), "the end of all that was started")
 
     def drops(self, run="run"):
         return [r["reason"] for r in self.journal(run) if r["kind"] == "DROP"]
@@ -49,7 +49,7 @@ class ControlServiceTest(RunTest):
     def test_the_page_has_the_example_and_the_example_keeps_the_rules(self):
         page = (ROOT / "docs/adding_a_control_task.md").read_text()
         self.assertIn("```python\n" + CORRIDOR.read_text() + "```", page)
-        checks = lambda path, *more: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), *more], cwd=PACKAGE, capture_output=True, text=True, timeout=60)  # noqa: E731
+        checks = lambda path, *more: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), *more], cwd=PACKAGE, capture_output=True, text=True, timeout=PATIENCE)  # noqa: E731
         made = checks(CORRIDOR)
         self.assert_done(made)
         self.assertNotIn("FAIL", made.stdout)
@@ -91,7 +91,7 @@ class ControlServiceTest(RunTest):
         worker = self.worker_pid(1, run, run="killed")
         programs = self.programs()
         self.assertTrue(kill(worker))
-        self.wait_for(lambda: not [pid for pid in programs if alive(pid)], 10, "the end of its programs", run)
+        self.wait_for(lambda: not [pid for pid in programs if alive(pid)], "the end of its programs", run)
         self.wait_step(9, run, run="killed")
         self.kill_controller(run, run="killed")
         self.nothing_is_left()
@@ -106,7 +106,7 @@ class ControlServiceTest(RunTest):
         address = f"unix:{self.dir}/socket"
         server = subprocess.Popen([PYTHON, "-m", "tidepool_env", "serve", str(self.dir / "game.py"), "--listen", address], cwd=PACKAGE, stderr=subprocess.DEVNULL)
         self.started.append(server)
-        self.wait_for((self.dir / "socket").exists, 20, "the service")
+        self.wait_for((self.dir / "socket").exists, "the service")
         self.assert_done(self.train(CONFIG, "environment.command=[]", f"environment.addresses=['{address}']", "environment.processes=null", "train.steps=3"))
         self.assertIsNone(server.poll(), "it is not the run's to end")
         self.assertEqual(self.drops(), [])
@@ -183,7 +183,7 @@ class ControlServiceTest(RunTest):
         python = python_with_gymnasium()
         for task in ("CartPole-v1", "Pendulum-v1"):
             command = f'environment.command=[env, "PYTHONPATH={PACKAGE}", "{python}", -m, tidepool_env, serve, "gymnasium:{task}"]'
-            made = subprocess.run([python, "-m", "tidepool_env", "check", f"gymnasium:{task}", "--seeds=2"], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+            made = subprocess.run([python, "-m", "tidepool_env", "check", f"gymnasium:{task}", "--seeds=2"], cwd=PACKAGE, capture_output=True, text=True, timeout=PATIENCE)
             self.assert_done(made)
             self.assert_done(self.train(CONFIG, command, f"environment.name={task}", "train.steps=2", run=task))
             self.assertEqual(self.drops(task), [])

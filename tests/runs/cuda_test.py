@@ -12,7 +12,7 @@ import unittest.mock
 
 import experts_test
 import harness
-from harness import BIN, ROOT, RunTest
+from harness import BIN, PATIENCE, ROOT, RunTest
 
 EMULATED = pathlib.Path(os.environ.get("TIDEPOOL_EMULATED_CUDA", BIN.parent / "emulated_cuda"))
 MODULE, DRIVER = EMULATED / "libtidepool_cuda.so", EMULATED / "libcuda.so.1"
@@ -190,7 +190,7 @@ class JobTest(CudaTest):
             with self.subTest(gives), unittest.mock.patch.dict(os.environ, TIDEPOOL_EMULATED_GIVES=gives):
                 process = self.start(config, *job, "train.steps=2", run=gives)
                 controller = self.path("logs", "controller.log", run=gives)
-                self.wait_for(lambda: controller.exists() and "event=worker_lost" in controller.read_text(), 60, "the loss", process)
+                self.wait_for(lambda: controller.exists() and "event=worker_lost" in controller.read_text(), "the loss", process)
                 self.kill_controller(process, run=gives)
                 [fault, *_] = [r for r in self.journal(gives) if r["kind"] == "FAULT"]
                 self.assertRegex(fault["what"], r"exit status 3: out of memory: cannot allocate \d+ bytes on emulated cuda, where \d+ are "
@@ -237,7 +237,7 @@ class JobTest(CudaTest):
         run = self.start(SFT, *SMALL_SFT, "train.steps=1", "cluster.launch_workers=false")
         control = self.wait_for(lambda: self.path("control.json").exists() and json.loads(self.path("control.json").read_text()), what="control.json", process=run)
         worker = subprocess.run([str(self.bin / "tidepool-worker"), "run", "--connect", control["address"], "--run-id", control["run_id"], "--token-file",
-                                 str(self.path("security", "device.token")), "--gpu", "1"], capture_output=True, text=True, timeout=60)
+                                 str(self.path("security", "device.token")), "--gpu", "1"], capture_output=True, text=True, timeout=PATIENCE)
         self.assertIn("this worker is for GPU 1, and the driver shows 1 on host ", worker.stdout + worker.stderr)
         self.kill_controller(run)
 
@@ -257,7 +257,7 @@ class JobTest(CudaTest):
 class PackageTest(CudaTest):
     def gpu_jobs(self, *args, **env):
         return subprocess.run([str(self.dir / "cuda-run" / "gpu-jobs"), *args], cwd=self.dir, capture_output=True, text=True,
-                              timeout=120, env={**os.environ, "TIDEPOOL_LIBTORCH": str(ROOT / ".deps" / "libtorch" / "torch"), **env})
+                              timeout=PATIENCE, env={**os.environ, "TIDEPOOL_LIBTORCH": str(ROOT / ".deps" / "libtorch" / "torch"), **env})
 
     def test_a_library_that_is_not_found_is_named_and_nothing_is_packed_without_it(self):
         ldd = self.dir / "ldd"
@@ -277,7 +277,7 @@ class PackageTest(CudaTest):
         (programs / "tidepool").write_text('#!/bin/sh\ncase $1 in\n  doctor) echo \'{"cuda": {"available": true, "GPU 0": "None"}}\' ;;\n'
                                            '  train) mkdir -p "$4" && exec sleep 20 ;;\n  check) echo good ;;\nesac\n')
         (programs / "tidepool").chmod(0o755)
-        ran = subprocess.run([str(ROOT / "scripts" / "gpu-jobs"), "run"], capture_output=True, text=True, timeout=60,
+        ran = subprocess.run([str(ROOT / "scripts" / "gpu-jobs"), "run"], capture_output=True, text=True, timeout=PATIENCE,
                              env={**os.environ, "TIDEPOOL_BUILD_DIR": str(self.dir), "RESULTS": str(self.dir / "results"), "JOB_SECONDS": "1"})
         self.assert_done(ran, 1)
         self.assertIn("gpu-jobs: quickstart made no step; JOB_SECONDS is what a job may take", ran.stderr)

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 
 from byte_model import END, write_byte_model
-from harness import RunTest, kill
+from harness import PATIENCE, RunTest, kill
 
 CONFIG = "configs/test/agents.yaml"
 
@@ -25,7 +25,7 @@ class Refused(Exception):
         self.error = answer.get("error", {}) if isinstance(answer, dict) else {}
 
 
-def post(url, key, body=None, timeout=60):
+def post(url, key, body=None, timeout=PATIENCE):
     request = urllib.request.Request(url, json.dumps(body or {}).encode(), {"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
@@ -73,7 +73,7 @@ class EndpointTest(RunTest):
                 return json.loads(self.path("endpoint.json").read_text())
             except (OSError, ValueError):
                 return None
-        return self.wait_for(there, 60, "endpoint.json", process)
+        return self.wait_for(there, "endpoint.json", process)
 
     def take(self, endpoint, process):
         """A session; waits while none is to be had. None: the run has ended."""
@@ -217,7 +217,7 @@ class EndpointTest(RunTest):
         endpoint = self.endpoint(process)
         silent, left = self.more(endpoint, process, 2)
         left.ask(f"{left.row['prompt']} 0")  # as all sessions of its group begin
-        self.wait_for(lambda: self.gone(silent) and self.gone(left), 20, "the end of two sessions", process)
+        self.wait_for(lambda: self.gone(silent) and self.gone(left), "the end of two sessions", process)
         self.refused(404, lambda: left.ask("y"), "nobody has touched it", "environment.step_timeout_s")
         self.play(endpoint, process, turns=1)
         self.finish(process)
@@ -246,7 +246,7 @@ class EndpointTest(RunTest):
         for session in self.more(self.endpoint(process), process, 2):
             session.ask("a")
             session.reward(len(session.seen[0][1]))
-        self.wait_for(lambda: sum(r["kind"] == "GRADED" for r in self.journal()) == 2, 20, "two grades", process)
+        self.wait_for(lambda: sum(r["kind"] == "GRADED" for r in self.journal()) == 2, "two grades", process)
         process.send_signal(signal.SIGINT)
         self.finish(process)
         process = self.start(str(self.path()), "--resume")
@@ -305,7 +305,7 @@ class EndpointTest(RunTest):
             for _ in range(refusals):
                 session.messages.clear()
                 self.refused(409, lambda s=session: s.ask("new"), "answers to one prompt")
-        self.wait_for(lambda: all(self.gone(s) for s in rest), 20, "the end of the sessions", process)
+        self.wait_for(lambda: all(self.gone(s) for s in rest), "the end of the sessions", process)
         self.play(endpoint, process, turns=1)
         self.finish(process)
         self.assert_checked()
@@ -351,7 +351,7 @@ class EndpointTest(RunTest):
         kill(self.worker_pid(1, process))  # behind the one slot
         with self.assertRaises(OSError):
             session.ask("b")
-        endpoint = self.wait_for(lambda: (now := self.endpoint(process)) != before and now, 30, "another endpoint.json", process)
+        endpoint = self.wait_for(lambda: (now := self.endpoint(process)) != before and now, "another endpoint.json", process)
         self.play(endpoint, process, turns=1)
         self.finish(process)
         self.assert_checked()

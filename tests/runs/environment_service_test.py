@@ -15,7 +15,7 @@ import time
 import unittest
 import unittest.mock
 
-from harness import ROOT, TIDEPOOL, RunTest, alive, kill
+from harness import PATIENCE, ROOT, TIDEPOOL, RunTest, alive, kill
 
 CONFIG = "configs/test/service_episodes.yaml"
 PACKAGE = ROOT / "examples" / "python"
@@ -66,7 +66,7 @@ class EnvironmentServiceTest(RunTest):
         return processes(lambda words: words[-1:] == [str(self.dir / "game.py")] and ("guard-service" in words) == guards)
 
     def nothing_is_left(self):
-        self.wait_for(lambda: not processes(lambda words: any(str(self.dir) in word for word in words)), 10, "the end of all that was started")
+        self.wait_for(lambda: not processes(lambda words: any(str(self.dir) in word for word in words)), "the end of all that was started")
 
     def drops(self, run="run"):
         return [r["reason"] for r in self.journal(run) if r["kind"] == "DROP"]
@@ -76,7 +76,7 @@ class EnvironmentServiceTest(RunTest):
         block = re.search(r"^```python\n(.*?)^```$", page, re.S | re.M).group(1)
         self.assertEqual(block, (GUESS).read_text())
         self.assertLessEqual(len(block.splitlines()), 22)
-        checks = lambda path, *more: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), *more], cwd=PACKAGE, capture_output=True, text=True, timeout=60)  # noqa: E731
+        checks = lambda path, *more: subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), *more], cwd=PACKAGE, capture_output=True, text=True, timeout=PATIENCE)  # noqa: E731
         made = checks(GUESS)
         self.assert_done(made)
         self.assertNotIn("FAIL", made.stdout)
@@ -97,7 +97,7 @@ class EnvironmentServiceTest(RunTest):
 
     def test_an_environment_that_can_be_open_once_alone_is_checked(self):
         self.guess(("max_turns=6", "max_turns=6, instances=1"))
-        made = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(self.dir / "game.py")], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+        made = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(self.dir / "game.py")], cwd=PACKAGE, capture_output=True, text=True, timeout=PATIENCE)
         self.assert_done(made)
         self.assertIn("shares nothing between instances (not tried: instances=1)", made.stdout)
 
@@ -110,7 +110,7 @@ class EnvironmentServiceTest(RunTest):
         shutil.copy(ROOT / "proto" / "environment.proto", self.dir / "tree" / "proto")
 
         def run(*words, cwd, code=0, **variables):
-            made = subprocess.run([PYTHON, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
+            made = subprocess.run([PYTHON, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **variables})
             self.assert_done(made, code)
             return made.stdout + made.stderr
 
@@ -146,7 +146,7 @@ class EnvironmentServiceTest(RunTest):
         services = self.services()
         self.assertEqual(len(services), 2, "one a worker")
         self.assertTrue(kill(worker))
-        self.wait_for(lambda: len([pid for pid in services if alive(pid)]) == 1, 10, "the end of its service", run)
+        self.wait_for(lambda: len([pid for pid in services if alive(pid)]) == 1, "the end of its service", run)
         self.wait_step(4, run, run="killed")
         for pid in self.services():
             kill(pid)
@@ -192,7 +192,7 @@ class EnvironmentServiceTest(RunTest):
             servers = [subprocess.Popen([PYTHON, "-m", "tidepool_env", "serve", str(self.dir / "game.py"), "--listen", address], cwd=PACKAGE,
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for address in sockets]
         self.started += servers
-        self.wait_for(lambda: all(pathlib.Path(address[5:]).exists() for address in sockets), 30, "the servers")
+        self.wait_for(lambda: all(pathlib.Path(address[5:]).exists() for address in sockets), "the servers")
         found = ["environment.command=[]", f"environment.addresses={sockets}"]
         self.refused("no token of this environment", *found, "environment.start_timeout_s=1")
         with with_token:
@@ -291,7 +291,7 @@ class Endless:
 
 serve(Endless)
 """)
-        self.assert_done(self.train(CONFIG, endless, "train.steps=4", "environment.workers=1", "rollout.max_new_tokens=9", timeout=90))
+        self.assert_done(self.train(CONFIG, endless, "train.steps=4", "environment.workers=1", "rollout.max_new_tokens=9"))
         self.assert_checked()
         self.assertEqual(self.drops(), [])
         self.assertEqual({r["status"] for r in self.journal() if r["kind"] == "END"}, {"truncated"})
@@ -329,12 +329,12 @@ sys.stderr.write("x" * (1 << 20))
                                  env={**os.environ, "TIDEPOOL_ENVIRONMENT_ADDRESS": f"unix:{folder}/socket"})
         self.started.append(guard)
         os.close(life), os.close(ours)
-        self.wait_for((folder / "socket").exists, 20, "the service, which has written more than a pipe holds")
+        self.wait_for((folder / "socket").exists, "the service, which has written more than a pipe holds")
         os.close(alive_while)
-        guard.wait(10)
+        guard.wait(PATIENCE)
         self.nothing_is_left()
         os.set_inheritable(kept.fileno(), True)
-        self.assert_done(subprocess.run([TIDEPOOL, "validate", CONFIG, speaks], cwd=ROOT, capture_output=True, text=True, timeout=60, close_fds=False))
+        self.assert_done(subprocess.run([TIDEPOOL, "validate", CONFIG, speaks], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, close_fds=False))
         links = (self.dir / "descriptors").read_text().split()
         self.assertGreater(len(links), 5)
         self.assertNotIn(str(self.dir / "ours"), links)
@@ -428,7 +428,7 @@ serve(Wrong)
         expected = ("a reward is nan; expected a finite number", "KeyError: 'its own'", "no answer within 1.0 s", "an observation has 104857600 bytes",
                       "an observation is no UTF-8", "an observation is empty, and the episode is not over", "a reward is None; expected a number")
         log = self.path("logs", "controller.log")
-        self.wait_for(lambda: log.exists() and all(words in log.read_text() for words in expected), 60, "all that it does", run)
+        self.wait_for(lambda: log.exists() and all(words in log.read_text() for words in expected), "all that it does", run)
         self.wait_step(1, run)
         run.send_signal(signal.SIGINT)
         self.finish(run)

@@ -90,7 +90,7 @@ class EpisodesTest(RunTest):
     def test_a_worker_whose_chunks_nobody_wants_any_more_is_not_busy(self):
         run = self.start("configs/test/rl_split.yaml", "train.steps=100000", "checkpoint.every_steps=0", "rollout.redundancy=4")
         self.wait_step(150, run)
-        self.wait_for(lambda: self.status().get("in_flight") == 0, 60, "a moment in which it generates nothing", run)
+        self.wait_for(lambda: self.status().get("in_flight") == 0, "a moment in which it generates nothing", run)
         run.send_signal(signal.SIGINT)
         self.finish(run)
         self.assert_checked()

@@ -7,7 +7,7 @@ import subprocess
 import time
 import unittest
 
-from harness import ROOT, TIDEPOOL, RunTest
+from harness import PATIENCE, ROOT, TIDEPOOL, RunTest
 
 REWARD = "configs/test/rl_colocated.yaml"
 GAME = "configs/test/rl_episodes.yaml"
@@ -50,7 +50,7 @@ class FaultyPluginsTest(RunTest):
             self.assertIn(words, result.stdout + result.stderr)
 
     def wait_for_words(self, path, words, process):
-        self.wait_for(lambda: path.exists() and words in path.read_text(), 60, words, process)
+        self.wait_for(lambda: path.exists() and words in path.read_text(), words, process)
 
     def told(self, run="run"):
         return json.loads(self.command("status", str(self.path(run=run)), "--json").stdout)
@@ -75,9 +75,9 @@ class FaultyPluginsTest(RunTest):
         run = self.start(REWARD, reward("slander"), "eval.samples=0", "train.steps=1")
         # Three in a row would have ended the run by the name of the plug-in.
         log = self.path("logs", "controller.log")
-        self.wait_for(lambda: log.exists() and log.read_text().count("event=worker_lost") == 4, 60, "the fourth death", run)
+        self.wait_for(lambda: log.exists() and log.read_text().count("event=worker_lost") == 4, "the fourth death", run)
         run.send_signal(signal.SIGTERM)
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=PATIENCE)
         self.assertIn("reward innocent", log.read_text())
         self.assertNotIn("died in reward innocent", out + err + log.read_text())
 
@@ -120,8 +120,8 @@ class FaultyPluginsTest(RunTest):
                 self.wait_for_words(self.path("logs", log, run=name), "it hangs", run)
                 begin = time.monotonic()
                 run.send_signal(signal.SIGTERM)
-                out, err = run.communicate(timeout=60)
-                self.assertLess(time.monotonic() - begin, 45)
+                out, err = run.communicate(timeout=PATIENCE)
+                self.assertLess(time.monotonic() - begin, 90)  # of 100
                 logs = out + err + self.path("logs", "controller.log", run=name).read_text()
                 self.assertIn("the end did not wait for " + label + " to come back", logs)
                 self.assertIn("the end waits for " + label, self.path("logs", log, run=name).read_text())
@@ -132,8 +132,8 @@ class FaultyPluginsTest(RunTest):
         self.wait_for_words(log, "it hangs", run)
         begin = time.monotonic()
         run.send_signal(signal.SIGTERM)
-        run.communicate(timeout=60)
-        self.assertLess(time.monotonic() - begin, 45)
+        run.communicate(timeout=PATIENCE)
+        self.assertLess(time.monotonic() - begin, 90)  # of 100
         self.assertIn("the end waits for " + label + " on a micro-batch of ", log.read_text())
         self.assertRegex(self.path("logs", "controller.log").read_text(),
                          "level=warn run=[^ ]+ host=[^ ]+ epoch=1 role=controller event=end_waits worker=device-0 text=\"the end did not wait for " + re.escape(label) + " to come back")
@@ -221,7 +221,7 @@ class FaultyPluginsTest(RunTest):
         self.started += processes
         for process, (args, words) in zip(processes, cases):
             with self.subTest(" ".join(args)):
-                _, err = process.communicate(timeout=90)
+                _, err = process.communicate(timeout=PATIENCE)
                 self.assertIn(("error: " if args[0] == "eval" else f"{args[1]}: cannot be used: ") + words, err)
                 self.assertEqual(process.returncode, 3)
 
@@ -249,7 +249,7 @@ class FaultyPluginsTest(RunTest):
 
     def test_validate_ends_quietly_when_nobody_reads_any_more(self):
         made = subprocess.run(f"{TIDEPOOL} validate " + 8 * f"{REWARD} " + "| head -1; echo ${PIPESTATUS[0]}", shell=True, executable="/bin/bash",
-                              cwd=ROOT, capture_output=True, text=True, timeout=60)
+                              cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(made.stderr, "")
         self.assertEqual(made.stdout.splitlines(), [f"{REWARD}: ok", str(128 + signal.SIGPIPE)])
 
@@ -348,7 +348,7 @@ class FaultyPluginsTest(RunTest):
         run = self.start(POLICIES, "scheduler.policy=hangs", "cluster.plugin_timeout_s=16", "train.steps=2")
         held = f"the controller waits for policy hangs ({HERE}faulty_policy.cc) to come back from a plan, for at most 16 s (cluster.plugin_timeout_s)"
         self.wait_for_words(self.path("logs", "controller.log"), f'role=controller event=call_held text="{held}"', run)
-        self.wait_for(lambda: self.status().get("call_held"), 10, "the call in status.json", run)
+        self.wait_for(lambda: self.status().get("call_held"), "the call in status.json", run)
         shown = self.command("status", str(self.path())).stdout
         self.assertRegex(shown, r"(?m)^waits +" + re.escape(held) + "$")
         self.finish(run, code=3)
@@ -375,7 +375,7 @@ class FaultyPluginsTest(RunTest):
         self.wait_for_words(errors, "the end waits for " + FAULTY_GAME + " on the begin of training game ", run)
         self.assertIn("to come back; a second signal ends it now\n", errors.read_text())
         run.send_signal(signal.SIGINT)
-        self.assertEqual(run.wait(timeout=10), 3)
+        self.assertEqual(run.wait(timeout=PATIENCE), 3)
         self.assertIn("error: stopped by a signal while it ran " + FAULTY_GAME, errors.read_text())
         self.assertRegex(errors.read_text(), r"\ngo on with: \S*tidepool train " + re.escape(str(self.path())) + r" --resume\n$")
         self.assertIn("stopped by a signal while it ran " + FAULTY_GAME, self.told()["summary"]["why"])
@@ -426,7 +426,7 @@ class FaultyPluginsTest(RunTest):
             self.started.append(process)
             self.wait_for_words(errors, "it hangs", process)
             process.send_signal(number)
-            self.assertEqual(process.wait(timeout=5), 3)
+            self.assertEqual(process.wait(timeout=PATIENCE), 3)
             self.assertIn("stopped while it ran " + FAULTY_REWARD, errors.read_text())
 
 

@@ -32,7 +32,7 @@ class HostileTest(RunTest):
             hostile = subprocess.Popen([str(BIN / "hostile_worker"), role, str(self.path()), str(devices + 1), "1"], cwd=ROOT, stdout=out, stderr=out)
         self.started.append(hostile)
         # All of it, and once more what it began with.
-        self.wait_for(lambda: all(words in did.read_text() for words in DID) and did.read_text().count(DID[0]) > 1, 300, "all that it does", run)
+        self.wait_for(lambda: all(words in did.read_text() for words in DID) and did.read_text().count(DID[0]) > 1, "all that it does", run)
         self.assertIsNone(hostile.poll())
         self.wait_step(max(self.metrics()) + 5, run)
         run.send_signal(signal.SIGTERM)

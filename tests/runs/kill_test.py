@@ -5,7 +5,7 @@ import signal
 import time
 import unittest
 
-from harness import RunTest, alive, kill
+from harness import PATIENCE, RunTest, alive, kill
 
 
 class KillTest(RunTest):
@@ -130,7 +130,7 @@ class KillTest(RunTest):
         self.wait_step(3, run)
         begin = time.monotonic()
         run.send_signal(signal.SIGTERM)
-        self.finish(run, code=0, timeout=20)
+        self.finish(run, code=0)
         self.assertLess(time.monotonic() - begin, 20)
         stopped_at = self.summary()["steps"]
         self.assertGreaterEqual(stopped_at, 3)
@@ -145,7 +145,7 @@ class KillTest(RunTest):
         run.send_signal(signal.SIGINT)
         begin = time.monotonic()
         try:
-            run.communicate(timeout=10)
+            run.communicate(timeout=PATIENCE)
         except Exception:
             self.fail("a second signal did not end it")
         self.assertIn(run.returncode, (0, 3))

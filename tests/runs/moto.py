@@ -32,14 +32,14 @@ class Moto:
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(within([str(SERVER), "-H", address, "-p", self.endpoint.rsplit(":", 1)[1]]), stdout=log, stderr=log)
         test.started.append(self.process)
-        test.wait_for(lambda: self.process.poll() is not None or self.request("PUT", "").returncode == 0, 60, "moto", self.process)
+        test.wait_for(lambda: self.process.poll() is not None or self.request("PUT", "").returncode == 0, "moto", self.process)
         self.keys = ("checkpoint.store=s3://tests/some/prefix", f"checkpoint.s3_endpoint={self.endpoint}",
                      "checkpoint.s3_region=us-east-1", "checkpoint.store_timeout_s=2")
 
     def request(self, method, key, data=b""):
         """A child makes it: this process is in one network alone."""
         return subprocess.run(self.within([sys.executable, "-c", REQUEST, method, f"{self.endpoint}/tests{key}"]), input=data, capture_output=True,
-                              timeout=30)
+                              timeout=300)
 
     def objects(self):
         listed = self.request("GET", "?list-type=2&max-keys=1000").stdout.decode()

@@ -15,7 +15,7 @@ import time
 import unittest
 
 from frozen_disk import READS, FrozenDisk
-from harness import ROOT, TIDEPOOL, WORKER, RunTest, kill
+from harness import PATIENCE, ROOT, TIDEPOOL, WORKER, RunTest, kill
 
 CONFIG = "configs/test/rl_colocated.yaml"
 
@@ -39,7 +39,7 @@ def listening_ports(pid):
 class OperationsTest(RunTest):
     def test_a_deterministic_run_goes_on_with_the_instruction_set_that_it_began_with(self):
         def train(isa, *arguments):
-            return subprocess.run([TIDEPOOL, "train", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=180,
+            return subprocess.run([TIDEPOOL, "train", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
                                   env={**os.environ, "TIDEPOOL_CPU_ISA": isa})
         misspelt = train("avx-512", CONFIG, "--run-dir", str(self.path()))
         self.assert_done(misspelt, 2)
@@ -295,7 +295,7 @@ class OperationsTest(RunTest):
     def test_a_stop_in_the_warm_start_says_how_to_go_on(self):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have it ignored
         run = self.start("configs/test/warm_start.yaml")
-        self.wait_for(self.path("warm_start", "control.json").exists, 30, "the warm start", run)
+        self.wait_for(self.path("warm_start", "control.json").exists, "the warm start", run)
         run.send_signal(signal.SIGHUP)
         out, _ = self.finish(run)
         self.assertRegex(out, r"stopped by a signal in the warm start, at step \d+ of \d+; .*\ngo on with: ")
@@ -349,12 +349,12 @@ class OperationsTest(RunTest):
                 self.wait_step(1, run, run=name)
                 doors = listening_ports(run.pid) + listening_ports(self.worker_pid(0, run, run=name))
                 self.assertGreaterEqual(len(doors), 2)
-                strangers = [socket.create_connection(("127.0.0.1", port), timeout=20) for port in doors for _ in range(300)]
+                strangers = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for port in doors for _ in range(300)]
                 at = self.status(name)["step"]
                 self.wait_step(at + 4, run, run=name)  # a checkpoint and new weights in the middle of it
                 killed = self.worker_pid(1, run, run=name)
                 kill(killed)
-                self.wait_for(lambda: self.worker_pid(1, run, run=name) != killed, 60, "a new worker", run)
+                self.wait_for(lambda: self.worker_pid(1, run, run=name) != killed, "a new worker", run)
                 at = self.status(name)["step"]
                 self.wait_step(at + 3, run, run=name)
                 for stranger in strangers:
@@ -384,7 +384,7 @@ class OperationsTest(RunTest):
     def test_a_run_that_may_open_too_few_files_is_refused_and_one_with_just_enough_is_not(self):
         def train(limit, run, files=()):
             return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), "train.steps=2"], cwd=ROOT,
-                                  capture_output=True, text=True, timeout=120, pass_fds=files,
+                                  capture_output=True, text=True, timeout=PATIENCE, pass_fds=files,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
         for limit in [16, 40]:
             refused = train(limit, "refused")
@@ -407,7 +407,7 @@ class OperationsTest(RunTest):
         job = ["train.steps=2", "reward.workers=20"]
         def train(limit, run):
             return subprocess.run([TIDEPOOL, "train", CONFIG, "--run-dir", str(self.path(run=run)), *job], cwd=ROOT,
-                                  capture_output=True, text=True, timeout=300,
+                                  capture_output=True, text=True, timeout=PATIENCE,
                                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
         need = int(re.search(r"this job needs (\d+):", train(40, "refused").stderr)[1])
         self.assert_done(train(need, "enough"))
@@ -428,10 +428,10 @@ class OperationsTest(RunTest):
         disk.freeze()
         said = self.status()
         if operation is not None:
-            said = self.wait_for(lambda: "the disk is slow" in self.status().get("last_warning", "") and self.status(), 30,
+            said = self.wait_for(lambda: "the disk is slow" in self.status().get("last_warning", "") and self.status(),
                                  "a warning", run)
             self.assertRegex(said["last_warning"], operation)
-        self.wait_for(lambda: self.status().get("elapsed_s", 0) > said["elapsed_s"] + 3, 30, "a loop that goes on", run)
+        self.wait_for(lambda: self.status().get("elapsed_s", 0) > said["elapsed_s"] + 3, "a loop that goes on", run)
         disk.thaw()
         self.wait_step(self.status()["step"] + 2, run)
         self.assertEqual([self.worker_pid(place, run) for place in [0, 1]], workers, "a worker lost its permit by a slow disk")
@@ -444,7 +444,7 @@ class OperationsTest(RunTest):
         run = self.on_frozen_disk(disk, "(fsync|write) of ", *job)
         at = self.status()["step"]
         disk.freeze()
-        _, err = self.finish(run, code=3, timeout=60)
+        _, err = self.finish(run, code=3)
         self.assertRegex(err, r"fault=storage actor=controller.*the disk hangs: (fsync|write) of \S+ has not ended for \d+\.\d s"
                               r"; the journal may lack this and the last \d+ records")
         self.assert_done(self.train(CONFIG, *job, f"train.steps={at + 4}", "--resume"))
@@ -455,7 +455,7 @@ class OperationsTest(RunTest):
         disk = FrozenDisk(READS)
         run = self.on_frozen_disk(disk, None, "checkpoint.every_steps=1000000", "cluster.stall_timeout_s=10")
         disk.freeze()
-        _, err = self.finish(run, code=3, timeout=60)
+        _, err = self.finish(run, code=3)
         # A grader that waits, or a trainer, is seen by what does not go on.
         self.assertRegex(err, r"fault=storage actor=controller.*the disk hangs: read of (payload|tokens)/ has not ended for \d+\.\d s\n|fault=\w*progress\b")
         self.assertEqual([r["kind"] for r in self.journal()[-2:]], ["FAULT", "END_RUN"])  # which takes records all the same
@@ -497,7 +497,7 @@ class OperationsTest(RunTest):
     def test_a_run_goes_on_by_its_own_config_and_says_what_changes(self):
         def go_on(*args, code=0, cwd=ROOT, run="run"):
             done = subprocess.run([os.path.abspath(TIDEPOOL), "train", str(self.path(run=run)), "--resume", *args], cwd=cwd,
-                                  capture_output=True, text=True, timeout=120)
+                                  capture_output=True, text=True, timeout=PATIENCE)
             self.assert_done(done, code)
             return done.stdout + done.stderr
         warm = "configs/test/warm_start.yaml"
@@ -559,7 +559,7 @@ class OperationsTest(RunTest):
         run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=1000000", "checkpoint.recovery_every_steps=1")
         self.wait_step(3, run)
         os.kill(self.worker_pid(0, run), signal.SIGKILL)
-        self.wait_for(lambda: self.status().get("restarts", 0) > 0, 30, "the loss to be seen", run)
+        self.wait_for(lambda: self.status().get("restarts", 0) > 0, "the loss to be seen", run)
         run.send_signal(signal.SIGINT)
         out, _ = self.finish(run)
         self.assertIn("stopped by a signal at step ", out)

@@ -5,7 +5,7 @@ import re
 import subprocess
 import unittest
 
-from harness import ROOT, TIDEPOOL, RunTest, kill
+from harness import PATIENCE, ROOT, TIDEPOOL, RunTest, kill
 
 
 class RlhfTest(RunTest):
@@ -108,7 +108,7 @@ class RlhfTest(RunTest):
         host = subprocess.Popen([TIDEPOOL, "host", str(self.dir / "host"), "--join", str(token)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.started.append(host)
         self.finish(run)
-        _, said = host.communicate(timeout=60)
+        _, said = host.communicate(timeout=PATIENCE)
         self.assertEqual(host.returncode, 0, said)
         self.assertIn("reward/reward_model/mean", self.metrics()[2])
 

@@ -15,7 +15,7 @@ import time
 import unittest
 
 from byte_model import END, TEMPLATE, VOCAB, token, write_byte_model
-from harness import ROOT, TIDEPOOL, RunTest, alive
+from harness import PATIENCE, ROOT, TIDEPOOL, RunTest, alive
 
 
 class Server:
@@ -36,7 +36,7 @@ class Server:
             self.process.kill()
             raise AssertionError(self.process.stderr.read())
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=PATIENCE):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def call(self, path, body=None, key=None, method=None, raw=None, connection=None):
@@ -77,7 +77,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.communicate(timeout=40)
+            return self.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -296,7 +296,7 @@ class ServeTest(RunTest):
         status, answer, _ = self.server.call("/v1/completions", raw=keys)
         self.assertEqual(status, 400)
         self.assertIn("256 keys", answer["error"]["message"])
-        self.assertLess(time.monotonic() - began, 5)
+        self.assertLess(time.monotonic() - began, 20)
         status, answer, _ = self.server.call("/v1/chat/completions", raw=many)
         self.assertEqual((status, answer["error"]["param"]), (400, "messages"))
         # A million of them, and 100 MB, are more than a body may have: said, before it is read.
@@ -316,7 +316,7 @@ class ServeTest(RunTest):
                 if body:
                     own.recv(10)  # it has begun
                 own.close()
-        self.wait_for(lambda: self.server.metric("running") + self.server.metric("waiting") == 0, 10, "nothing to do")
+        self.wait_for(lambda: self.server.metric("running") + self.server.metric("waiting") == 0, "nothing to do")
         self.assertGreaterEqual(self.server.metric("requests_cancelled_total"), before + 4)
         self.assertEqual(self.server.metric("kv_usage"), 0)
 
@@ -345,7 +345,7 @@ class ServerLifeTest(RunTest):
         server = self.serve()
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             asked = [pool.submit(server.ask, "/v1/completions", prompt="a", max_tokens=400, seed=i) for i in range(32)]
-            self.wait_for(lambda: server.metric("running") > 24, 20, "most of them to run")
+            self.wait_for(lambda: server.metric("running") > 24, "most of them to run")
             for one in asked:
                 one.result()
         server.stop()
@@ -368,7 +368,7 @@ class ServerLifeTest(RunTest):
             own.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" if i % 2 else b"x")
         start = time.monotonic()
         self.assertEqual(server.call("/v1/completions", {"prompt": "a", "max_tokens": 4})[0], 200)
-        self.assertLess(time.monotonic() - start, 5)
+        self.assertLess(time.monotonic() - start, 20)
         for own in slow:
             own.close()
         server.stop()
@@ -378,11 +378,11 @@ class ServerLifeTest(RunTest):
         worker = int(pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(server.call, "/v1/completions", {"prompt": "a", "max_tokens": 480, "seed": i}) for i in range(4)]
-            self.wait_for(lambda: server.metric("requests_total") == 4, 10, "four that were taken")  # one may be short
+            self.wait_for(lambda: server.metric("requests_total") == 4, "four that were taken")  # one may be short
             server.process.send_signal(signal.SIGINT)
-            self.wait_for(lambda: server.call("/v1/completions", {"prompt": "a"})[0] == 503, 10, "no more")
+            self.wait_for(lambda: server.call("/v1/completions", {"prompt": "a"})[0] == 503, "no more")
             self.assertEqual({a.result()[0] for a in asked}, {200})
-        self.assertEqual(server.process.communicate(timeout=20)[0], "ended\n")
+        self.assertEqual(server.process.communicate(timeout=PATIENCE)[0], "ended\n")
         self.assertEqual(server.process.returncode, 0)
         self.assertFalse(alive(worker))
         self.assertFalse(server.key_file.exists())
@@ -391,10 +391,10 @@ class ServerLifeTest(RunTest):
         server = self.serve("--end-within", "0.01")
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(server.call, "/v1/completions", {"prompt": "a", "max_tokens": 480, "n": 16, "seed": i}) for i in range(4)]
-            self.wait_for(lambda: server.metric("running") > 0, 10, "some that run")
+            self.wait_for(lambda: server.metric("running") > 0, "some that run")
             server.process.send_signal(signal.SIGTERM)
             self.assertIn(503, {a.result()[0] for a in asked})
-        server.process.communicate(timeout=20)
+        server.process.communicate(timeout=PATIENCE)
         self.assertEqual(server.process.returncode, 0)
 
     def test_a_second_signal_ends_it_at_once_and_the_key_goes(self):
@@ -402,12 +402,12 @@ class ServerLifeTest(RunTest):
         server.process.stdout.close()  # nobody reads what it prints
         own = server.connect()
         own.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 480, "n": 64}), {"Authorization": f"Bearer {server.key}"})
-        self.wait_for(lambda: server.metric("running") > 0, 10, "some that run")
+        self.wait_for(lambda: server.metric("running") > 0, "some that run")
         server.process.send_signal(signal.SIGINT)
-        self.wait_for(lambda: server.call("/v1/completions", {"prompt": "a"})[0] == 503, 10, "no more")
+        self.wait_for(lambda: server.call("/v1/completions", {"prompt": "a"})[0] == 503, "no more")
         self.assertTrue(server.key_file.exists())
         server.process.send_signal(signal.SIGTERM)
-        self.assertEqual(server.process.wait(10), -signal.SIGTERM)
+        self.assertEqual(server.process.wait(PATIENCE), -signal.SIGTERM)
         self.assertFalse(server.key_file.exists())
 
     def test_who_reads_what_it_prints_may_go(self):
@@ -419,16 +419,16 @@ class ServerLifeTest(RunTest):
         line = os.read(reads, 4096).decode()  # the first one
         os.close(reads)
         found = re.search(r":(\d+)/v1, .*; key: (\S+)", line)
-        connect = lambda: http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
+        connect = lambda: http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
 
         def healthy():
             own = connect()
             own.request("GET", "/healthz")
             return own.getresponse().status == 200
 
-        self.wait_for(healthy, 20, "that it serves")
+        self.wait_for(healthy, "that it serves")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE)
         self.assertEqual(process.returncode, 0)
         self.assertFalse(pathlib.Path(found[2]).exists())
 
@@ -440,11 +440,11 @@ class ServerLifeTest(RunTest):
         worker = int(pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[0])
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(server.call, "/v1/completions", {"prompt": "a", "max_tokens": 480, "n": 4})
-            self.wait_for(lambda: server.metric("running") > 0, 10, "one that runs")
+            self.wait_for(lambda: server.metric("running") > 0, "one that runs")
             os.kill(worker, signal.SIGKILL)
             status, answer, _ = asked.result()
             self.assertEqual((status, answer["error"]["message"]), (503, "the model is not served any more"))  # and no log, no path
-        _, err = server.process.communicate(timeout=20)
+        _, err = server.process.communicate(timeout=PATIENCE)
         self.assertEqual(server.process.returncode, 3)
         self.assertIn("worker process", err)
 
@@ -459,7 +459,7 @@ class ServerLifeTest(RunTest):
                 time.sleep(0.3)
                 if last:
                     server.process.send_signal(last)
-                status, answer, _ = asked.result(timeout=20)
+                status, answer, _ = asked.result(timeout=PATIENCE)
             self.assertEqual(status, words[0])
             self.assertIn(words[1], answer["error"]["message"])
             os.kill(worker, signal.SIGCONT)
@@ -496,12 +496,12 @@ class ServerLifeTest(RunTest):
         server = self.serve("--host", "0.0.0.0", "--tls-certificate", str(certificate), "--tls-key", str(key), "--key-file", str(mine))
         self.assertTrue(server.tls)
         trust = ssl.create_default_context(cafile=str(certificate))
-        server.connect = lambda timeout=60: http.client.HTTPSConnection("localhost", server.port, timeout=timeout, context=trust)
+        server.connect = lambda timeout=PATIENCE: http.client.HTTPSConnection("localhost", server.port, timeout=timeout, context=trust)
         whole = server.ask("/v1/completions", prompt="a", max_tokens=20, seed=1)
         pieces = server.events("/v1/completions", prompt="a", max_tokens=20, seed=1)
         self.assertEqual("".join(c["text"] for p in pieces[:-1] for c in p["choices"]), whole["choices"][0]["text"])
         with self.assertRaises(ssl.SSLError):
-            own = http.client.HTTPSConnection("localhost", server.port, timeout=10)  # that does not believe it
+            own = http.client.HTTPSConnection("localhost", server.port, timeout=PATIENCE)  # that does not believe it
             own.request("GET", "/v1/models")
         server.stop()
         self.assertTrue(mine.exists())

@@ -13,7 +13,7 @@ import sys
 import time
 import unittest
 
-from harness import ROOT, RunTest
+from harness import PATIENCE, ROOT, RunTest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "chaos"))
 import network  # noqa: E402
@@ -71,11 +71,11 @@ class SlurmTest(RunTest):
         self.env = {**os.environ, "SLURM_CONF": str(self.slurm / "slurm.conf"), "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
         self.daemon(["munged", "--foreground", "--force", f"--socket={self.slurm}/munge.socket", f"--key-file={self.slurm}/munge.key",
                      f"--pid-file={self.slurm}/munged.pid", f"--seed-file={self.slurm}/munged.seed", f"--log-file={self.slurm}/munged.log"])
-        self.wait_for((self.slurm / "munge.socket").exists, 20, "munged")
+        self.wait_for((self.slurm / "munge.socket").exists, "munged")
         self.daemon(self.on(HEAD, "head", ["slurmctld", "-D"]))
         for i in range(NODES):
             self.daemon(self.on(i, f"node{i}", ["slurmd", "-D", "-N", f"node{i}"]))
-        self.wait_for(lambda: self.ask("sinfo", "-h", "-o", "%D %t").split() == ["3", "idle"], 60, "three idle nodes")
+        self.wait_for(lambda: self.ask("sinfo", "-h", "-o", "%D %t").split() == ["3", "idle"], "three idle nodes")
 
     def daemon(self, command):
         with open(self.slurm / "daemons.log", "a") as log:
@@ -85,7 +85,7 @@ class SlurmTest(RunTest):
         return self.net.command(host, ["unshare", "--uts", "sh", "-c", f'hostname {name} && mount --bind {self.slurm}/hosts /etc/hosts && exec "$@"', "sh", *command])
 
     def ask(self, *command):
-        result = subprocess.run(self.on(HEAD, "head", list(command)), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(self.on(HEAD, "head", list(command)), cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=PATIENCE)
         return result.stdout + (result.stderr if result.returncode else "")
 
     def job(self, number):
@@ -150,7 +150,7 @@ class SlurmTest(RunTest):
         digests = self.digests()
         self.assertEqual(max(digests), STEPS)
 
-        alone = self.train(*job, "checkpoint.every_steps=0", run="alone", timeout=300)
+        alone = self.train(*job, "checkpoint.every_steps=0", run="alone")
         self.assert_done(alone)
         self.assertEqual(digests[STEPS], self.digests("alone")[STEPS])
 

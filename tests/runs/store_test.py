@@ -6,7 +6,7 @@ import subprocess
 import time
 import unittest
 
-from harness import BIN, ROOT, RunTest, kill
+from harness import BIN, PATIENCE, ROOT, RunTest, kill
 from moto import KEYS, Moto, needs_s3
 
 CONFIG = "configs/test/rl_colocated.yaml"
@@ -104,7 +104,7 @@ class StoreTest(RunTest):
                     full = True
                     time.sleep(0.01)
         self.assertTrue(full)
-        _, err = self.finish(run, 3, timeout=10)
+        _, err = self.finish(run, 3)
         for word in ("fault=checkpoint", "host ", str(self.store), "no space left", "free some"):
             self.assertIn(word, err)
         hog.unlink()
@@ -112,7 +112,7 @@ class StoreTest(RunTest):
         run = self.start_again("train.steps=100000")
         self.wait_step(made + 5, run)
         subprocess.run(["mount", "-o", "remount,ro", str(self.store)], check=True)
-        _, err = self.finish(run, 3, timeout=60)
+        _, err = self.finish(run, 3)
         for word in ("fault=checkpoint", "host ", str(self.store), "read-only"):
             self.assertIn(word, err)
         subprocess.run(["mount", "-o", "remount,rw", str(self.store)], check=True)
@@ -143,7 +143,7 @@ class StoreTest(RunTest):
         tests = BIN / "checkpoint_store_test"
         if not tests.exists():
             self.skipTest(f"{tests} is not built")
-        done = subprocess.run([str(tests)], env={**os.environ, "TIDEPOOL_TEST_S3": endpoint}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run([str(tests)], env={**os.environ, "TIDEPOOL_TEST_S3": endpoint}, capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertNotIn("SKIPPED", done.stdout)
 
@@ -187,10 +187,10 @@ class StoreTest(RunTest):
         run = self.start(CONFIG, "train.steps=100000", "checkpoint.every_steps=10", *s3.keys)
         self.wait_step(12, run)
         s3.process.send_signal(signal.SIGSTOP)
-        _, err = self.finish(run, 3, timeout=150)
+        _, err = self.finish(run, 3)
         for word in ("fault=checkpoint", "host ", "s3://tests/some/prefix", s3.endpoint, "checkpoint.store_timeout_s"):
             self.assertIn(word, err)
-        refused = self.command("train", str(self.path()), "--resume", timeout=60)
+        refused = self.command("train", str(self.path()), "--resume")
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn(s3.endpoint, refused.stderr)
         checked = self.command("check", str(self.path()))

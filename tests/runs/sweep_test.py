@@ -5,14 +5,14 @@ import signal
 import subprocess
 import unittest
 
-from harness import ROOT, TIDEPOOL, RunTest, descendants, kill
+from harness import PATIENCE, ROOT, TIDEPOOL, RunTest, descendants, kill
 
 CONFIG = "configs/lora/tiny.yaml"
 EXACT = ["deterministic=true", "cluster.threads_per_slot=1"]
 
 
 class SweepTest(RunTest):
-    def sweep(self, *args, timeout=240):
+    def sweep(self, *args, timeout=PATIENCE):
         return self.command("sweep", *args, timeout=timeout)
 
     def start_sweep(self, *args):
@@ -69,13 +69,13 @@ class SweepTest(RunTest):
 
     def test_what_is_killed_goes_on_and_spoils_nothing(self):
         labels = ["learning_rate-1.0e-2", "learning_rate-2.0e-2"]
-        process = self.start_sweep(CONFIG, "train.learning_rate=1.0e-2,2.0e-2", *EXACT, "train.steps=30", "--run-dir", self.path(run="s"))
+        process = self.start_sweep(CONFIG, "train.learning_rate=1.0e-2,2.0e-2", *EXACT, "train.steps=60", "--run-dir", self.path(run="s"))
         self.wait_step(3, process, run=f"s/{labels[0]}")
         self.assertTrue(kill(self.pool_of(process)))
         self.wait_step(8, process, run=f"s/{labels[0]}")
         of_first = [pid for pid, words in self.processes(process) if words[1:2] == ["train"] and any(labels[0] in word for word in words)]
         self.assertTrue(kill(of_first[0]))
-        said = process.communicate(timeout=240)[0]
+        said = process.communicate(timeout=PATIENCE)[0]
         self.assertEqual(process.returncode, 0, said)
         self.assertIn("pool: ", said)
         self.assertIn("it goes on", said)
@@ -86,10 +86,10 @@ class SweepTest(RunTest):
         model = self.path("final", run="base")
         self.assert_done(self.train("configs/test/sft.yaml", "train.steps=2", run="base"))
         process = self.start_sweep("configs/test/rl_colocated.yaml", "model.init=null", f"model.path={model}", "model.lora.rank=2", "seed=1,2", *EXACT,
-                                   "train.steps=40", "--run-dir", self.path(run="s"))
+                                   "train.steps=80", "--run-dir", self.path(run="s"))
         self.wait_step(3, process, run="s/seed-1")
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=120)[0]
+        said = process.communicate(timeout=PATIENCE)[0]
         self.assertEqual(process.returncode, 0, said)
         self.assertIn("--resume", said)
         self.assertEqual({run["state"] for run in self.result()["runs"]}, {"stopped"})

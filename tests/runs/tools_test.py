@@ -12,12 +12,12 @@ import time
 import unittest
 
 from environment_service_test import CONFIG, PACKAGE, PYTHON, processes
-from harness import RunTest
+from harness import PATIENCE, RunTest
 
 TOOLS = PACKAGE / "tools"
 
 
-def python(script, *args, timeout=60, **variables):
+def python(script, *args, timeout=PATIENCE, **variables):
     return subprocess.run([PYTHON, "-c", script, *map(str, args)], capture_output=True, text=True, timeout=timeout, env={**os.environ, "PYTHONPATH": str(PACKAGE), **variables})
 
 
@@ -178,7 +178,7 @@ say(out)
         self.assertEqual(said[:5], [["chats", "dies", "fails", "hangs", "lies", "twice"], "42", "error: twice: n: expected integer, found '21'", "error: fails: 0", "2"])
         for found, wanted in zip(said[5:], ["did not answer tools/call within 2 s", "has ended", "wrote what is no JSON: b'no JSON", "the MCP server /nonexistent cannot be started"]):
             self.assertTrue(found.startswith(wanted), found)
-        self.wait_for(lambda: not processes(lambda words: str(self.dir / "server.py") in words), 5, "the end of the servers")
+        self.wait_for(lambda: not processes(lambda words: str(self.dir / "server.py") in words), "the end of the servers")
 
     def test_a_server_that_keeps_no_rule_of_the_protocol_is_broken_and_none_outlives_its_program(self):
         (self.dir / "bad.py").write_text(r'''
@@ -210,11 +210,11 @@ say(out)
             script = "import sys, time\nfrom tidepool_env.mcp import McpServer\none = McpServer([sys.executable, sys.argv[1], 'null'])\ntime.sleep(60)"
             program = subprocess.Popen([PYTHON, "-c", script, str(self.dir / "bad.py")], env={**os.environ, "PYTHONPATH": str(PACKAGE)})
             left = lambda: processes(lambda words: words[-2:] == [str(self.dir / "bad.py"), "null"])  # noqa: E731
-            self.wait_for(lambda: len(left()) >= 1, 10, "its begin")
+            self.wait_for(lambda: len(left()) >= 1, "its begin")
             time.sleep(1)
             program.kill()
-            program.wait(10)
-            self.wait_for(lambda: not left(), 5, "the end of the server")
+            program.wait(PATIENCE)
+            self.wait_for(lambda: not left(), "the end of the server")
 
     def test_the_check_calls_every_tool(self):
         path = self.dir / "tried.py"
@@ -238,7 +238,7 @@ broken = made("broken", [fine, Tool("fails", "", {"type": "object", "properties"
 odd = made("odd", [Tool("odd", "", {"type": "object", "required": 5}, fails)])
 wide = made("wide", [Tool("wide", "", {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(257)}}, fails)])
 ''')
-        checked = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), "--seeds=1"], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+        checked = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(path), "--seeds=1"], cwd=PACKAGE, capture_output=True, text=True, timeout=PATIENCE)
         lines = [line for line in checked.stdout.splitlines() if "answers calls" in line]
         what = "answers calls of its tools: right, empty and of wrong types"
         self.assertEqual(lines, [f"ok   good: {what}", f"ok   silent: {what}", f"ok   bare: {what} (not tried: it offers none)",
@@ -274,11 +274,11 @@ serve(talk)
         self.assertEqual(json.loads(asked.stdout)["total"]["rows"], 8)
 
     def test_the_calculator_keeps_the_rules_and_shows_how(self):
-        checked = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(TOOLS / "calculator.py"), "--seeds=4"], cwd=PACKAGE, capture_output=True, text=True, timeout=60)
+        checked = subprocess.run([PYTHON, "-m", "tidepool_env", "check", str(TOOLS / "calculator.py"), "--seeds=4"], cwd=PACKAGE, capture_output=True, text=True, timeout=PATIENCE)
         self.assert_done(checked)
         self.assertNotIn("FAIL", checked.stdout)
         self.assertIn("takes whatever a policy says", checked.stdout)
-        shown = subprocess.run([PYTHON, str(TOOLS / "calculator.py"), "--traces", "3"], env={**os.environ, "PYTHONPATH": str(PACKAGE)}, capture_output=True, text=True, timeout=60)
+        shown = subprocess.run([PYTHON, str(TOOLS / "calculator.py"), "--traces", "3"], env={**os.environ, "PYTHONPATH": str(PACKAGE)}, capture_output=True, text=True, timeout=PATIENCE)
         rows = [json.loads(line)["messages"] for line in shown.stdout.splitlines()]
         self.assertEqual([[turn["role"] for turn in row] for row in rows], [["user", "assistant", "tool", "assistant"]] * 3)
         self.assertTrue(rows[0][1]["content"].startswith('<tool_call>{"name": "'))
@@ -386,20 +386,20 @@ say([heard, sum("a secret" in line for line in lines if "box.start" not in line)
         self.assertEqual(many[3], "it took more than 128 MiB")
         self.assertTrue(work[1].endswith("1048576\n") and shared[1].endswith("1048576\n"), (work, shared))
         self.assertIn("Too many open files", files[1])
-        self.assertLess(time.monotonic() - begin, 20)
+        self.assertLess(time.monotonic() - begin, 200)  # two of them would go on for longer
 
     def test_nothing_stays_behind(self):
         marker = "98765.4321"
         left = lambda: processes(lambda words: marker in words)  # noqa: E731
         self.box(f"sleep {marker} & setsid sleep {marker} & echo")
-        self.wait_for(lambda: not left(), 3, "the end of what a command left")
+        self.wait_for(lambda: not left(), "the end of what a command left")
         for how in (signal.SIGKILL, signal.SIGTERM):
-            script = "import sys\n" + self.BEGIN.replace("seconds=2", "seconds=60") + f"run('setsid sleep {marker} & sleep {marker}')"
+            script = "import sys\n" + self.BEGIN.replace("seconds=2", "seconds=100000") + f"run('setsid sleep {marker} & sleep {marker}')"
             service = subprocess.Popen([PYTHON, "-c", script], env={**os.environ, "PYTHONPATH": str(PACKAGE)})
-            self.wait_for(lambda: len(left()) >= 2, 10, "its begin")
+            self.wait_for(lambda: len(left()) >= 2, "its begin")
             service.send_signal(how)
-            service.wait(10)
-            self.wait_for(lambda: not left(), 5, f"the end of all after {how.name}")
+            service.wait(PATIENCE)
+            self.wait_for(lambda: not left(), f"the end of all after {how.name}")
 
     def test_a_folder_that_a_policy_has_closed_or_filled_is_no_failure_of_the_sandbox(self):
         said = self.says(self.BEGIN + r'''
@@ -422,11 +422,11 @@ say(out)''')
 
     def test_where_there_are_no_user_namespaces_untrusted_tools_are_refused_by_name(self):
         bare = ["bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--", "env", f"PYTHONPATH={PACKAGE}", PYTHON]
-        served = subprocess.run([*bare, str(TOOLS / "edit_files.py")], capture_output=True, text=True, timeout=30)
+        served = subprocess.run([*bare, str(TOOLS / "edit_files.py")], capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(served.returncode, 1, served.stderr)
         self.assertIn("edit_files: untrusted tools are refused: bubblewrap gets no user namespace here", served.stderr)
         self.assertIn("user.max_user_namespaces", served.stderr)
-        checked = subprocess.run([*bare, "-m", "tidepool_env", "check", str(TOOLS / "edit_files.py")], capture_output=True, text=True, timeout=30)
+        checked = subprocess.run([*bare, "-m", "tidepool_env", "check", str(TOOLS / "edit_files.py")], capture_output=True, text=True, timeout=PATIENCE)
         self.assertIn("FAIL edit_files: has the sandbox that its tools run in: untrusted tools are refused", checked.stdout)
 
     def test_what_a_shell_prints_has_no_special_tokens_unless_that_is_wanted(self):
