@@ -434,7 +434,8 @@ class HostsTest(RunTest):
 
     def test_a_host_that_does_not_see_the_run_directory_joins_by_a_token(self):
         run = self.path(run="joined")
-        controller, workers = self.run_over_hosts("joined", "train.steps=100000", "checkpoint.every_steps=1000", "security.newcomers=true")
+        controller, workers = self.run_over_hosts("joined", "train.steps=100000", "checkpoint.every_steps=1000", "security.newcomers=true",
+                                                  "security.certificate_hours=0.1")  # who joins first waits until all have looked at the files: less long, then
         self.wait_step(1, controller, run="joined")
         away = self.dir.parent / (self.dir.name + "-away")
         away.mkdir()

@@ -70,7 +70,7 @@ class JoinTest(RunTest):
 
     def test_a_host_comes_with_a_join_token_alone(self):
         run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "train.steps=100000", "checkpoint.every_steps=100000",
-                         "security.tls=true", "security.newcomers=true")
+                         "security.tls=true", "security.newcomers=true", "security.certificate_hours=0.1")  # who joins waits less long, then
         self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
         token, mine = self.dir / "join.json", self.dir / "host1"
         made = self.command("join-token", str(self.path()), str(token), "--place", "0", "--place", "1")
