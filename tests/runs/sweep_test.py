@@ -116,20 +116,20 @@ class SweepTest(RunTest):
         self.wait_step(3, process, run="s/learning_rate-1.0e-2")
         told = next(pid for pid, words in self.processes(process) if words[1:2] == ["train"] and any("2.0e-2" in word for word in words))
         self.assertTrue(kill(told, signal.SIGTERM))
-        said = process.communicate(timeout=240)[0]
+        said = process.communicate(timeout=PATIENCE)[0]
         self.assertEqual(process.returncode, 3, said)
         self.assertIn("learning_rate-2.0e-2: stopped", said)
         self.assertIn("go on with: ", said)
         self.assertEqual([run["state"] for run in self.result()["runs"]], ["finished", "stopped"])
         # From anywhere: what it was told is relative to where it was begun.
-        again = subprocess.run([TIDEPOOL, "sweep", self.path(run="s"), "--resume"], cwd="/", capture_output=True, text=True, timeout=240)
+        again = subprocess.run([TIDEPOOL, "sweep", self.path(run="s"), "--resume"], cwd="/", capture_output=True, text=True, timeout=PATIENCE)
         self.assert_done(again)
 
     def test_nobody_has_to_read_what_it_tells(self):
         process = self.start_sweep(CONFIG, "train.learning_rate=1.0e-2,2.0e-2", "--run-dir", self.path(run="s"))
         process.stdout.readline()
         process.stdout.close()
-        self.assertEqual(process.wait(timeout=240), 0)
+        self.assertEqual(process.wait(timeout=PATIENCE), 0)
         process.stdout = None
         self.assertEqual({run["state"] for run in self.result()["runs"]}, {"finished"})
 
