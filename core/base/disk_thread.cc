@@ -1,6 +1,11 @@
 #include "core/base/disk_thread.h"
 
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -9,6 +14,21 @@
 namespace tidepool {
 namespace {
 using Clock = std::chrono::steady_clock;
+
+// What was given up may go on at any time, and be in a library whose globals the end of the process takes
+// away under it: a segmentation fault in place of the exit code. So the process ends without them. What is
+// registered now runs before the destructors of all that is there now.
+void EndWithoutGlobals() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    ::on_exit(
+        [](int status, void*) {
+          std::fflush(nullptr);
+          ::_exit(status);
+        },
+        nullptr);
+  });
+}
 }  // namespace
 
 struct DiskThread::State {
@@ -60,7 +80,7 @@ DiskThread::~DiskThread() {
     state_->stop = true;
     state_->changed.NotifyAll();
   }
-  (void)Drain(kPatience);  // one that hangs is given up here
+  if (!Drain(kPatience)) EndWithoutGlobals();  // one that hangs is given up here
 }
 
 void DiskThread::Do(std::string operation, std::function<void(const Say&)> work) {
