@@ -1,5 +1,5 @@
-// Each run of a test binary has a folder of its own for what testing::TempDir() names: the same binary may run
-// twice at a time (on several devices, in several build folders).
+// Each run of a test binary has a folder of its own for what testing::TempDir() names: the same binary may
+// run twice at a time (on several devices, in several build folders).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
