@@ -108,7 +108,7 @@ class HostsTest(RunTest):
     def run_over_hosts(self, run, *overrides, config="configs/test/rl_split.yaml", trains_on=0, before=(), before_first=()):
         """The controller and slot 0 (which trains) on one host, slot 1 (which generates) and the reward on the other. `before`: the command of slot 1, `before_first`: of slot 0."""
         # Nobody starts them again: they are not to be given up where the machine has no turn for them for a while.
-        controller = self.launch(0, [TIDEPOOL, "train", config, "--run-dir", str(self.path(run=run)), *SAME, "cluster.heartbeat_s=2",
+        controller = self.launch(0, [TIDEPOOL, "train", config, "--run-dir", str(self.path(run=run)), *SAME, "cluster.heartbeat_s=5",
                                      "cluster.launch_workers=false", "cluster.bind=" + ADDRESSES[0], "cluster.weight_transport=stream", *overrides])
         control = self.wait_for(lambda: self.path("control.json", run=run).exists() and json.loads(self.path("control.json", run=run).read_text()),
                                 what="control.json", process=controller)

@@ -32,9 +32,10 @@ class JoinTest(RunTest):
             self.assertEqual(worker.returncode, 0)
 
     def test_a_newcomer_stays_for_longer_than_its_certificate_holds(self):
-        """Its certificate is made anew in mid-run, and so are those of the run; nothing stops for it, and what starts later takes the new one."""
+        """Its certificate is made anew in mid-run, and so are those of the run; nothing stops for it, and what starts later takes the new one.
+        (heartbeat_s: nobody starts workers again that a busy machine has given no turn for a while.)"""
         begun = time.monotonic()
-        run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "train.steps=100000", "checkpoint.every_steps=100000",
+        run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "cluster.heartbeat_s=5", "train.steps=100000", "checkpoint.every_steps=100000",
                          "security.tls=true", "security.newcomers=true", "security.certificate_hours=0.01")
         control = self.wait_for(lambda: self.path("control.json").exists() and json.loads(self.path("control.json").read_text()),
                                 what="control.json", process=run)
@@ -71,7 +72,7 @@ class JoinTest(RunTest):
         self.finish(run)
 
     def test_a_host_comes_with_a_join_token_alone(self):
-        run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "train.steps=100000", "checkpoint.every_steps=100000",
+        run = self.start("configs/test/rl_colocated.yaml", "cluster.launch_workers=false", "cluster.heartbeat_s=5", "train.steps=100000", "checkpoint.every_steps=100000",
                          "security.tls=true", "security.newcomers=true", "security.certificate_hours=0.1")  # who joins waits less long, then
         self.wait_for(lambda: self.path("control.json").exists(), what="control.json", process=run)
         token, mine = self.dir / "join.json", self.dir / "host1"
