@@ -36,8 +36,9 @@ void Engine::Impl::Admit(EngineStats& stats) {
   while (!waiting.empty() && static_cast<int64_t>(running.size()) < options.max_running) {
     Sequence& s = *waiting.front();
     if (!kv_blocks.Place(s, Running())) return;
-    stats.prompt_tokens += s.size();
-    stats.prefix_hit_tokens += s.computed;  // a follower's are counted when it attaches
+    RowCounts& counts = stats.by_adapter[s.adapter];
+    counts.prompt_tokens += s.size();
+    counts.prefix_hit_tokens += s.computed;  // a follower's are counted when it attaches
     running.push_back(std::move(waiting.front()));
     waiting.pop_front();
   }
@@ -51,7 +52,8 @@ void Engine::Impl::Compute(EngineStats& stats) {
   for (Sequence* s : chosen) {
     kv_blocks.Cover(*s, s->computed + s->rows);
     batch.Add(*s, options.block_tokens);
-    (s->rows == 1 ? stats.decode_tokens : stats.prefill_tokens) += s->rows;
+    RowCounts& counts = stats.by_adapter[s->adapter];
+    (s->rows == 1 ? counts.decode_tokens : counts.prefill_tokens) += s->rows;
   }
   hidden = device::Array();
   if (batch.rows() == 0) return;
@@ -127,7 +129,7 @@ void Engine::Impl::AttachFollowers(EngineStats& stats) {
       homeless[i] = any = true;  // shares less than it was promised for: asks again as a new one
       continue;
     }
-    stats.prefix_hit_tokens += s->computed;
+    stats.by_adapter[s->adapter].prefix_hit_tokens += s->computed;
     if (s->leader == nullptr && s->missing() == 0) {
       s->sample_row = row;  // the same bits as sample_state, without another row through the head
       s->sample_state.clear();
@@ -283,7 +285,7 @@ StepOutput Engine::Step() {
         delta.log_kept.push_back(pick.log_kept);
         delta.routing = im.TakeRouting(s);
         finish = im.Append(s, pick.id);
-        ++out.stats.sampled_tokens;
+        ++out.stats.by_adapter[s.adapter].sampled_tokens;
       }
     }
     if (finish == FinishReason::kNone) {
@@ -303,6 +305,7 @@ StepOutput Engine::Step() {
   out.stats.kv_usage = 1.0 - static_cast<double>(pool.Available()) / static_cast<double>(pool.total());
   out.stats.running = static_cast<int64_t>(im.running.size());
   out.stats.waiting = static_cast<int64_t>(im.waiting.size());
+  for (const auto& [adapter, counts] : out.stats.by_adapter) out.stats += counts;
   out.stats.step_s = SecondsSince(start);
   return out;
 }

@@ -2,6 +2,7 @@
 // What goes into the generation engine and what comes out of it. Plain data, standard library only.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -83,15 +84,26 @@ struct Delta {
   std::string error;  // kError: what happened
 };
 
-struct EngineStats {
+// Of a step, or of several.
+struct RowCounts {
+  int64_t prompt_tokens = 0;      // tokens that placed requests came with (prompt + generated)
+  int64_t prefix_hit_tokens = 0;  // of those, tokens whose KV was found or shared
+  int64_t prefill_tokens = 0;     // rows computed to fill KV
+  int64_t decode_tokens = 0;      // rows of requests that only feed their last token
+  int64_t sampled_tokens = 0;
+  void operator+=(const RowCounts& other) {
+    prompt_tokens += other.prompt_tokens;
+    prefix_hit_tokens += other.prefix_hit_tokens;
+    prefill_tokens += other.prefill_tokens;
+    decode_tokens += other.decode_tokens;
+    sampled_tokens += other.sampled_tokens;
+  }
+};
+struct EngineStats : RowCounts {  // of a step
+  std::map<int32_t, RowCounts> by_adapter;  // the same of each whose requests it had
   double kv_usage = 0;            // share of KV blocks that running requests hold or were promised, 0..1
   int64_t running = 0;            // requests admitted, after the step
   int64_t waiting = 0;            // requests not admitted, after the step
-  int64_t prompt_tokens = 0;      // tokens that placed requests came with, this step (prompt + generated)
-  int64_t prefix_hit_tokens = 0;  // of those, tokens whose KV was found or shared
-  int64_t prefill_tokens = 0;     // rows computed to fill KV, this step
-  int64_t decode_tokens = 0;      // rows of requests that only feed their last token, this step
-  int64_t sampled_tokens = 0;     // this step
   int64_t recorded_graphs = 0;    // this step
   int64_t refused_graphs = 0;     // this step: there was no memory for one, and later steps run without
   double step_s = 0;              // the whole step

@@ -91,7 +91,7 @@ Status CheckAdapter(const ModelSpec& spec, const AdapterSpec& adapter) {
     return InvalidArgument("adapter: its targets are out of order, or one is there twice");
   if (adapter.rank < 1)
     return InvalidArgument("adapter: rank " + std::to_string(adapter.rank) + ", expected 1 or more");
-  if (!std::isfinite(adapter.scale()) || adapter.scale() == 0)
+  if (const auto scale = static_cast<float>(adapter.scale()); !std::isfinite(scale) || scale == 0)
     return InvalidArgument("adapter: alpha " + std::to_string(adapter.alpha) + " with rank " +
                            std::to_string(adapter.rank) + " is no scale");
   if (adapter.score && adapter.Has(AdapterTarget::kHead))

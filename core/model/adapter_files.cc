@@ -333,19 +333,26 @@ Status AdapterFolder::CheckSavedMatrices(const ModelSpec& spec, const std::strin
   for (const files::TensorInfo& tensor : file_->tensors()) {
     const AdapterTensor at = *ParseTensorName(tensor.name, *chosen_);
     if (at.which != Which::kBase) continue;
-    TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
     const bool head = at.site.target == AdapterTarget::kHead && !spec.tie_embeddings;
     const std::string name =
         ModuleName({-1, head ? AdapterTarget::kHead : AdapterTarget::kEmbedding}) + ".weight";
-    const auto entry = stored->Find(name);
-    if (!entry) return InvalidArgument(model_folder + ": has no tensor " + name);
     // As bfloat16 has them, for either may have been saved rounded.
     const auto narrow = [](const files::TensorInfo& info, std::span<const std::byte> bytes) {
       std::vector<std::byte> out(static_cast<size_t>(2 * info.numel()));
       files::ConvertFloats(info.dtype, bytes.data(), info.numel(), files::DType::kBF16, out.data());
       return out;
     };
-    if (narrow(tensor, file_->Bytes(tensor)) != narrow(*entry->info, entry->bytes()))
+    std::vector<std::byte> of_model;
+    if (HoldsGguf(model_folder)) {
+      TP_ASSIGN_OR_RETURN(const auto gguf, GgufFolder::Open(model_folder));
+      TP_ASSIGN_OR_RETURN(of_model, gguf.Narrow(name));
+    } else {
+      TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
+      const auto entry = stored->Find(name);
+      if (!entry) return InvalidArgument(model_folder + ": has no tensor " + name);
+      of_model = narrow(*entry->info, entry->bytes());
+    }
+    if (narrow(tensor, file_->Bytes(tensor)) != of_model)
       return InvalidArgument(file_->path() + ": " + tensor.name + ": is not " + name + " of " + model_folder +
                              ": it is an adapter of another model, or the matrix was trained, too, which is "
                              "not implemented");
@@ -415,6 +422,32 @@ void TurnBack(const std::byte* in, int64_t rows, int64_t columns, int64_t size, 
 }
 
 }  // namespace
+
+Status AdapterFolder::CheckFinite() const {
+  std::vector<float> values;
+  for (const files::TensorInfo& tensor : file_->tensors()) {
+    values.resize(static_cast<size_t>(tensor.numel()));
+    files::ConvertFloats(tensor.dtype, file_->Bytes(tensor).data(), tensor.numel(), files::DType::kF32,
+                         reinterpret_cast<std::byte*>(values.data()));
+    if (!std::ranges::all_of(values, [](float x) { return std::isfinite(x); }))
+      return InvalidArgument(file_->path() + ": " + tensor.name +
+                             " has a value that is not finite; the training that made it has diverged, or "
+                             "the file is damaged");
+  }
+  return OkStatus();
+}
+
+Status AdapterFolder::CheckTrainable(const ModelSpec& base) const {
+  TP_RETURN_IF_ERROR(CheckFinite());
+  for (const Halves& at : HalvesOf(base, spec_)) {
+    const std::string tensor = TensorName(at.site, Which::kA, *chosen_);
+    if (file_->Find(tensor) == nullptr)
+      return Unimplemented(file_->path() + ": has no " + tensor +
+                           ": an adapter that leaves out layers cannot be trained on, since what it leaves "
+                           "out would stay as it is; start with a new one of all layers");
+  }
+  return OkStatus();
+}
 
 void AdapterFolder::Read(const ModelSpec& base, DType dtype, std::span<std::byte> arena) const {
   const int64_t size = Bytes(dtype);
@@ -551,13 +584,14 @@ struct MergedMatrix {
 
 Status MergeAdapter(const AdapterFolder& adapter, const std::string& model_folder, const std::string& folder,
                     int64_t max_shard_bytes) {
-  TP_RETURN_IF_ERROR(adapter.CheckBase(model_folder));
   if (HoldsGguf(model_folder))
     return Unimplemented(
         model_folder + ": has its weights in blocks (" + kGgufFile +
         "), and what is merged has no place in them; make a folder of bfloat16, which is the "
         "same model: `tidepool import " +
         model_folder + "/" + kGgufFile + " --out FOLDER`, and merge with --model FOLDER");
+  TP_RETURN_IF_ERROR(adapter.CheckBase(model_folder));
+  TP_RETURN_IF_ERROR(adapter.CheckFinite());
   TP_ASSIGN_OR_RETURN(const ModelSpec spec, ReadSpec(model_folder));
   TP_ASSIGN_OR_RETURN(const auto stored, files::SafetensorsFolder::Open(model_folder));
   TP_ASSIGN_OR_RETURN(const std::vector<HuggingFaceTensor> places, FindTensors(model_folder, spec, *stored));

@@ -149,6 +149,15 @@ Status GgufFolder::Read(DType dtype, const BlockLayout& blocks, std::span<std::b
   return OkStatus();
 }
 
+StatusOr<std::vector<std::byte>> GgufFolder::Narrow(const std::string& name) const {
+  const auto found =
+      std::ranges::find_if(tensors_, [&](const Tensor& tensor) { return tensor.as.name == name; });
+  if (found == tensors_.end()) return NotFound(file_->path() + ": has no tensor " + name);
+  std::vector<std::byte> values(static_cast<size_t>(2 * found->from.numel()));
+  TP_RETURN_IF_ERROR(ReadTensor(*found, DType::kBFloat16, values.data()));
+  return values;
+}
+
 StatusOr<std::string> GgufFolder::Fingerprint() const {
   std::map<std::string_view, const Tensor*> by_name;  // as safetensors are listed
   for (const Tensor& tensor : tensors_) by_name[tensor.as.name] = &tensor;

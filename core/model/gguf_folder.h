@@ -35,6 +35,8 @@ class GgufFolder {
   // block that is no number.
   Status Read(DType dtype, std::span<std::byte> arena) const;
   Status Read(DType dtype, const BlockLayout& blocks, std::span<std::byte> arena) const;
+  // The tensor that a checkpoint has by this name, rounded to bfloat16. kNotFound: there is none.
+  [[nodiscard]] StatusOr<std::vector<std::byte>> Narrow(const std::string& name) const;
   // Fingerprint of adapter_files.h, and a digest of the file.
   [[nodiscard]] StatusOr<std::string> Fingerprint() const;
   [[nodiscard]] std::string Digest() const;

@@ -607,9 +607,10 @@ namespace {
 Status CheckFirstAdapter(const ModelConfig& model, const model::AdapterSpec& wanted) {
   TP_ASSIGN_OR_RETURN(const auto first, model::AdapterFolder::Open(model.lora.path));
   TP_RETURN_IF_ERROR(first.CheckSpec(wanted));
-  if (!model.init) return first.CheckBase(model.path);
   TP_ASSIGN_OR_RETURN(const model::ModelSpec spec, SpecOf(model));
   TP_RETURN_IF_ERROR(first.CheckShapes(spec));
+  TP_RETURN_IF_ERROR(first.CheckTrainable(spec));
+  if (!model.init) return first.CheckBase(model.path);
   // That of a warm start is compared when it is there.
   if (!model.init->warm_start.empty() || first.fingerprint().empty()) return OkStatus();
   return InvalidArgument(model.lora.path + ": was trained on a model with the fingerprint " +

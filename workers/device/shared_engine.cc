@@ -133,7 +133,8 @@ engine::StepOutput EngineSeat::Step() {
       shared_->engine_.reset();
       throw;
     }
-    shared_->stats_ = out.stats;
+    for (const auto& [adapter, counts] : out.stats.by_adapter) shared_->seats_.at(adapter)->counts += counts;
+    shared_->stats_ = std::move(out.stats);
     for (engine::Delta& d : out.deltas) {
       SharedEngine::Seated& seat = *shared_->seats_.at(d.adapter);
       if (d.finish != engine::FinishReason::kNone) seat.running.erase({d.adapter, d.tid, d.attempt});
@@ -141,6 +142,7 @@ engine::StepOutput EngineSeat::Step() {
     }
   }
   engine::StepOutput mine_of_it{.deltas = std::exchange(mine_->made, {}), .stats = shared_->stats_};
+  static_cast<engine::RowCounts&>(mine_of_it.stats) = std::exchange(mine_->counts, {});
   return mine_of_it;
 }
 

@@ -2,7 +2,6 @@
 // One generation engine for the sessions of a process that serves several runs: their requests are rows of
 // the same batches, each with its run's adapter (core/engine/engine.h). A step that one session makes is made
 // for all; what it did for another one waits here until that one asks for its step, which then costs nothing.
-// So nobody waits for anybody, and sessions that have work at the same time share their steps.
 //
 // Used by whoever has the pool's turn (device_pool.h), and by one thread where it is the engine of one
 // worker. An adapter's bytes change only while none of its requests is here, as a slot that trains was
@@ -37,6 +36,7 @@ class SharedEngine {
   struct Seated {
     std::set<std::tuple<int32_t, SampleId, int32_t>> running;  // chunks that have not ended: adapter, attempt
     std::vector<engine::Delta> made;                           // by steps of others
+    engine::RowCounts counts;                                  // of its rows in all steps since it asked last
     bool holds_memory = true;
   };
   const std::shared_ptr<const model::Weights> base_;
@@ -70,7 +70,9 @@ class EngineSeat {
   std::vector<engine::Delta> Drain();
   [[nodiscard]] bool HasWork() const;
   // Throws std::runtime_error where a step of another seat has failed, and what engine::Engine::Step does.
-  // The engine is gone then: nothing of this has an effect any more, and what may fail does.
+  // The engine is gone then: nothing of this has an effect any more, and what may fail does. Rows are counted
+  // of this seat alone, since its last step; the time, the cache and how many run are those of the engine's
+  // last step.
   engine::StepOutput Step();
   void SetVersion(Version version, KvOnUpdate kv);  // of all that it has
   Status AcquireMemory();

@@ -378,6 +378,19 @@ TEST_F(AdapterFilesTest, WhatIsNotImplementedIsNamedWithFileAndKey) {
 }
 
 // An adapter of some layers leaves the others as they are.
+TEST_F(AdapterFilesTest, AValueThatIsNotFiniteIsNamed) {
+  const auto base = Base("base", 1);
+  const AdapterSpec adapter = Spec({AdapterTarget::kQ}, false);
+  std::vector<float> values = Values(base->spec(), adapter);
+  values[5] = std::nanf("");
+  ASSERT_EQ(Save(values, base->spec(), adapter, Folder("base"), Folder("adapter")), OkStatus());
+  const auto opened = AdapterFolder::Open(Folder("adapter"));
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  const Status said = opened->CheckTrainable(base->spec());
+  EXPECT_NE(said.message().find("not finite"), std::string::npos) << said.message();
+  EXPECT_EQ(MergeAdapter(*opened, Folder("base"), Folder("merged")), said);
+}
+
 TEST_F(AdapterFilesTest, LayersThatAreNotThereAreNotChanged) {
   const auto base = Base("base", 1);
   ASSERT_GT(base->spec().layers, 1);
@@ -397,6 +410,9 @@ TEST_F(AdapterFilesTest, LayersThatAreNotThereAreNotChanged) {
   const auto opened = AdapterFolder::Open(folder);
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
   EXPECT_EQ(opened->CheckBase(Folder("base")), OkStatus());
+  EXPECT_EQ(opened->CheckFinite(), OkStatus());
+  const Status trainable = opened->CheckTrainable(base->spec());
+  EXPECT_NE(trainable.message().find("layers.0.self_attn.q_proj"), std::string::npos) << trainable.message();
   std::vector<float> values(static_cast<size_t>(AdapterElements(base->spec(), opened->spec())), 9.0F);
   opened->Read(base->spec(), DType::kFloat32, std::as_writable_bytes(std::span(values)));
   for (const Parameter& p : AdapterLayout(base->spec(), opened->spec())) {

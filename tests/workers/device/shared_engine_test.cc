@@ -76,17 +76,29 @@ TEST_F(SharedEngineTest, AStepOfOneIsOneOfAll) {
   const auto first = Sit(0), second = Sit(1);
   for (int32_t k = 0; k < 3; ++k) Ask(*first, k), Ask(*second, k);
   std::map<int32_t, Record> of_first, of_second;
-  int64_t rows = 0;
+  int64_t running = 0;
+  engine::RowCounts rows_of_first, rows_of_second;
   while (first->HasWork()) {
     engine::StepOutput out = first->Step();
-    rows = std::max(rows, out.stats.decode_tokens);
+    running = std::max(running, out.stats.running);
+    rows_of_first += out.stats;
     Take(std::move(out), of_first);
   }
-  EXPECT_EQ(rows, 6) << "rows of both runs in one batch";
+  EXPECT_EQ(running, 6) << "rows of both runs in one batch";
   ASSERT_TRUE(second->HasWork());
   // All that it asked for was made by the steps of the other one, but for answers that are longer.
-  Take(second->Step(), of_second);
-  while (second->HasWork()) Take(second->Step(), of_second);
+  while (second->HasWork()) {
+    engine::StepOutput out = second->Step();
+    rows_of_second += out.stats;
+    Take(std::move(out), of_second);
+  }
+  for (const auto& [rows, got] : {std::pair(&rows_of_first, &of_first), {&rows_of_second, &of_second}}) {
+    int64_t tokens = 0;
+    for (const auto& [k, record] : *got) tokens += static_cast<int64_t>(record.ids.size());
+    EXPECT_EQ(rows->sampled_tokens, tokens) << "each is told of its own rows, once";
+    EXPECT_EQ(rows->prompt_tokens, 15);
+    EXPECT_EQ(rows->prefill_tokens, 5) << "of the first sample; the others share its KV";
+  }
   ExpectAsAlone(0, of_first, 3);
   ExpectAsAlone(1, of_second, 3);
 }
