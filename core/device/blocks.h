@@ -31,7 +31,7 @@ constexpr int64_t BlockBytes(BlockType type) {
 constexpr int64_t BlockRowBytes(BlockType type, int64_t rows, int64_t k) {
   return rows * (k / kBlockValues) * BlockBytes(type);
 }
-// In elements of T, for what counts those: of the rows as they stand.
+// How many elements of T so many rows take as they are stored, rounded up: for checks of bounds.
 template <typename T>
 constexpr int64_t MatrixElements(BlockType type, int64_t rows, int64_t k) {
   constexpr auto kSize = static_cast<int64_t>(sizeof(T));

@@ -99,17 +99,17 @@ struct RowCounts {
     sampled_tokens += other.sampled_tokens;
   }
 };
-struct EngineStats : RowCounts {  // of a step
+struct EngineStats : RowCounts {            // of a step
   std::map<int32_t, RowCounts> by_adapter;  // the same of each whose requests it had
-  double kv_usage = 0;            // share of KV blocks that running requests hold or were promised, 0..1
-  int64_t running = 0;            // requests admitted, after the step
-  int64_t waiting = 0;            // requests not admitted, after the step
-  int64_t recorded_graphs = 0;    // this step
-  int64_t refused_graphs = 0;     // this step: there was no memory for one, and later steps run without
-  double step_s = 0;              // the whole step
-  double forward_s = 0;           // of it, in the decoder
-  double head_s = 0;              // of it, in the LM head
-  double sample_s = 0;            // of it, log-probs and draws
+  double kv_usage = 0;          // share of KV blocks that running requests hold or were promised, 0..1
+  int64_t running = 0;          // requests admitted, after the step
+  int64_t waiting = 0;          // requests not admitted, after the step
+  int64_t recorded_graphs = 0;  // this step
+  int64_t refused_graphs = 0;   // this step: there was no memory for one, and later steps run without
+  double step_s = 0;            // the whole step
+  double forward_s = 0;         // of it, in the decoder
+  double head_s = 0;            // of it, in the LM head
+  double sample_s = 0;          // of it, log-probs and draws
 };
 
 struct StepOutput {

@@ -68,8 +68,8 @@ class AdapterFolder {
   // The same, and that it was trained on this model, as far as it says so.
   [[nodiscard]] Status CheckBase(const std::string& model_folder) const;
   [[nodiscard]] Status CheckFinite() const;  // kInvalidArgument: it has a value that is not
-  // Whether training can go on with it: all values are finite, and no matrix of its targets is left out, whose
-  // A and B would be zeros for ever. kInvalidArgument, kUnimplemented.  requires CheckShapes(base)
+  // Whether training can go on with it: all values are finite, and no matrix of its targets is left out,
+  // whose A and B would be zeros for ever. kInvalidArgument, kUnimplemented.  requires CheckShapes(base)
   [[nodiscard]] Status CheckTrainable(const ModelSpec& base) const;
   // Whether it is of this rank, alpha, targets and form of scale. kInvalidArgument.
   [[nodiscard]] Status CheckSpec(const AdapterSpec& wanted) const;

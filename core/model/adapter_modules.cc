@@ -124,7 +124,7 @@ StatusOr<bool> ChosenModules::Has(const AdapterSite& site) const {
   if (excluded) return false;
   if (all_linear_) return site.layer >= 0;  // the embedding is none, and PEFT leaves the head out
   TP_ASSIGN_OR_RETURN(const bool named, targets_.Has(module));
-  // The layers say nothing of a module that is named from its first letter, nor beside a regex.
+  // `layers_to_transform` is ignored for a module given by its whole name, and beside a regex (as PEFT does).
   if (!named || layers_.empty() || targets_.pattern != nullptr ||
       std::ranges::find(targets_.list, module) != targets_.list.end())
     return named;

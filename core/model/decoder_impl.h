@@ -1,5 +1,5 @@
 #pragma once
-// Inside of Decoder, shared by the decode*.cc of this folder and parted_head.cc. Not for others.
+// Inside of Decoder, shared by low_rank.cc, the decode*.cc of this folder and parted_head.cc. Not for others.
 
 #include <array>
 #include <cstdint>
@@ -373,15 +373,16 @@ struct Decoder::Impl {
   template <typename T>
   void AdaptExpertsBack(int64_t layer, Adapted which, const DeviceBatch& batch, const MoeBuffers& moe,
                         const View& dnarrow, const View& dx) const;
-  // x += of each row its adapter's of the embedding; and the gradients of the one that is trained.
+  // Adds to each row of `x` what its adapter's embedding gives; and back, for the adapter that is trained:
+  // adds its gradients to `grads`.
   template <typename T>
   View EmbeddingNarrow(const AdapterMatrix& m, const int32_t* ids, int64_t rows);
   template <typename T>
   void AdaptEmbedding(const DeviceBatch& batch, const View& x);
   template <typename T>
   void AdaptEmbeddingGradients(const DeviceBatch& batch, const View& dx, Gradients& grads);
-  // logits += of each row its adapter's of the head; the gradients of the one that is trained, and dhidden +=
-  // its.
+  // Adds to each row of `logits` what its adapter's head gives; and back, for the adapter that is trained:
+  // adds its gradients to `grads`, and what they give to `dhidden`.
   template <typename T>
   void AdaptHead(const std::vector<AdaptedRows>& adapted, const View& hidden, const View& logits);
   template <typename T>

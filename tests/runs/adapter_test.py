@@ -175,6 +175,16 @@ class AdapterTest(RunTest):
         (self.dir / "moved" / "model").rename(self.dir / "elsewhere")
         self.refused("generate", "--prompt", "x", "--model", self.dir / "moved", words=["no model folder here", "--model"])
 
+    def test_answers_of_another_adapter_are_not_taken_for_its_own(self):
+        rows, out = self.dir / "rows.jsonl", self.dir / "out.jsonl"
+        rows.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("What is this?", "And this?")))
+        ask = ["generate", "--model", str(self.base), "--max-new-tokens", "4", "--input", str(rows), "--output", str(out)]
+        for _ in range(2):
+            self.assert_done(self.command(*ask, "--adapter", f"one={self.adapter}"))
+            self.assertEqual([json.loads(line)["adapter"] for line in out.read_text().splitlines()], ["one", "one"])
+        for further in ([], ["--adapter", f"two={self.adapter}"], ["--adapter", f"one={self.adapter}", "--adapter", f"two={self.adapter}"]):
+            self.refused(*ask, *further, words=["--output", "is of adapter one", "give another --output"])
+
     def test_the_reference_is_what_the_run_starts_from(self):
         """The first adapter with it, so that the first step's pairs are as likely as the reference has them."""
         args = ("configs/test/dpo.yaml", f"model.path={self.base}", "model.init=null", "model.lora.rank=4", "model.lora.alpha=32", "model.lora.targets=[q, v, down]",
@@ -245,6 +255,7 @@ class AdapterTest(RunTest):
         self.assert_done(self.command("import", str(file), "--keep-blocks", "--out", str(blocks)))
         self.assert_done(self.command("import", str(file), "--out", str(numbers)))
         self.assertFalse((blocks / "model.safetensors").exists())
+        self.refused("import", str(file), "--out", str(blocks), words=["--out", "is not empty"])
         args = ("configs/test/rl_colocated.yaml", "model.init=null", "model.dtype=bfloat16", "model.lora.rank=4", "train.steps=3", "deterministic=true",
                 "train.learning_rate=0.01")
         for name, folder in (("of_blocks", blocks), ("of_numbers", numbers)):

@@ -38,7 +38,7 @@ cluster: {{device: cpu, slots: 1, threads_per_slot: 1}}
 HIDDEN, HEADS, HEAD, LAYERS, EXPERTS, CHOSEN, INTERMEDIATE = 32, 2, 16, 3, 5, 2, 24
 
 
-def write_model(folder, vocab_rows=None, experts=EXPERTS, intermediate=INTERMEDIATE):
+def write_model(folder, vocab_rows=None, experts=EXPERTS, intermediate=INTERMEDIATE, seed=5):
     """A Qwen3-MoE of random weights whose second layer is dense, with one token a character; or more rows than tokens, of zeros."""
     folder.mkdir()
     vocab = {c: i for i, c in enumerate(["<pad>", "<bos>", "<eos>", *"abcdefghijklmnopqrstuvwxyz", "\u0120", "="])}
@@ -65,7 +65,7 @@ def write_model(folder, vocab_rows=None, experts=EXPERTS, intermediate=INTERMEDI
             shapes[at + "mlp.gate.weight"] = [experts, HIDDEN]
         for name, width in mlps:
             shapes |= {name + "gate_proj.weight": [width, HIDDEN], name + "up_proj.weight": [width, HIDDEN], name + "down_proj.weight": [HIDDEN, width]}
-    rng, header, data = random.Random(5), {}, bytearray()
+    rng, header, data = random.Random(seed), {}, bytearray()
     for name, shape in shapes.items():
         count = shape[0] * (shape[1] if len(shape) == 2 else 1)
         few = min(count, 1 << 11)  # a large matrix says the same again and again
@@ -141,8 +141,9 @@ class ExpertsTest(RunTest):
 
     def test_every_job_trains_an_adapter_of_experts(self):
         write_model(self.dir / "model")
+        write_model(self.dir / "teacher", seed=6)
         config = self.dir / "job.yaml"
-        for job, more in {"sft": [], "dpo": [], "reward_model": [], "distill": [f"distill.teacher={self.dir / 'model'}"]}.items():
+        for job, more in {"sft": [], "dpo": [], "reward_model": [], "distill": [f"distill.teacher={self.dir / 'teacher'}"]}.items():
             with self.subTest(job=job):
                 config.write_text(LORA.format(model=self.dir / "model", job=job))
                 self.assert_done(self.train(str(config), *more, run=job))
@@ -153,7 +154,7 @@ class ExpertsTest(RunTest):
         config = self.write_config()
         for args, said in {
             ("model.lora.rank=2",): "target gate is experts in layer 0, in which each has gate, up and down of its own; take experts",
-            ("model.lora.rank=25", "model.lora.targets=[experts]"): "rank 25 is above 24, the smaller side of target experts_gate_up",
+            ("model.lora.rank=25", "model.lora.targets=[experts]"): "rank 25 is above 24, the smaller side of target experts_down",
             ("model.lora.rank=2", "model.lora.targets=[experts]", "train.mesh.ep=2", "scheduler.actor_slots=2", "cluster.slots=3"): "is not cut yet; write 1",
         }.items():
             with self.subTest(args=args):

@@ -47,7 +47,9 @@ class SweepTest(RunTest):
     def test_runs_are_what_they_are_alone(self):
         rates = ["learning_rate-1.0e-2", "learning_rate-2.0e-2"]
         labels = [f"{rate}_rank-{rank}" for rate in rates for rank in (2, 4)]
-        self.assert_done(self.sweep(CONFIG, "train.learning_rate=1.0e-2,2.0e-2", "model.lora.rank=2,4", *EXACT, "--run-dir", self.path(run="s")))
+        config = self.dir / "mine.yaml"
+        config.write_text(f"extends: {ROOT}/{CONFIG}\n")
+        self.assert_done(self.sweep(config, "train.learning_rate=1.0e-2, 2.0e-2", "model.lora.rank=2,4", *EXACT, "--run-dir", self.path(run="s")))
         result = self.result()
         self.assertEqual([run["run"] for run in result["runs"]], labels)
         self.assertEqual({run["state"] for run in result["runs"]}, {"finished"})
@@ -58,7 +60,9 @@ class SweepTest(RunTest):
         self.assertEqual(of_sweep.returncode, 2)
         self.assertIn("a sweep, whose runs are folders in it", of_sweep.stderr)
         # Elsewhere each run still has the model that the sweep made for all.
+        config.unlink()  # what it was begun with is in the sweep
         self.path(run="s").rename(self.dir / "moved")
+        self.assert_done(self.sweep(self.dir / "moved", "--resume"))
         self.assert_done(self.command("generate", "--model", self.dir / "moved" / labels[0], "--prompt", "rev abc=", "--max-new-tokens", "4"))
 
     def test_supervised_runs_are_what_they_are_alone(self):
@@ -121,7 +125,8 @@ class SweepTest(RunTest):
         self.assertIn("learning_rate-2.0e-2: stopped", said)
         self.assertIn("go on with: ", said)
         self.assertEqual([run["state"] for run in self.result()["runs"]], ["finished", "stopped"])
-        # From anywhere: what it was told is relative to where it was begun.
+        # A run that went on by itself to other steps is finished, too; from anywhere.
+        self.assert_done(self.command("train", self.path("learning_rate-2.0e-2", run="s"), "--resume", "train.steps=45"))
         again = subprocess.run([TIDEPOOL, "sweep", self.path(run="s"), "--resume"], cwd="/", capture_output=True, text=True, timeout=PATIENCE)
         self.assert_done(again)
 

@@ -59,8 +59,9 @@ Status GenerateOne(const CommandContext& context, const GenerateOptions& o) {
   return OkStatus();
 }
 
-// Rows that `path` holds already. A last line without its end was cut off by an interruption: it goes.
-StatusOr<int64_t> RowsThere(const std::string& path) {
+// Rows that `path` holds already, of these adapters in turn; none: of the model. A last line without its end
+// was cut off by an interruption: it goes.
+StatusOr<int64_t> RowsThere(const std::string& path, const std::vector<std::string>& adapters) {
   std::ifstream old(path, std::ios::binary);
   if (!old) return 0;
   int64_t rows = 0;
@@ -75,10 +76,16 @@ StatusOr<int64_t> RowsThere(const std::string& path) {
       break;
     }
     whole += line.size() + 1;
-    if (!json::parse(line, nullptr, false).is_object()) {
-      return InvalidArgument("--output: " + path + ":" + std::to_string(rows + 1) +
-                             " is no JSON object; remove the file to start over");
-    }
+    const json row = json::parse(line, nullptr, false);
+    const std::string where = "--output: " + path + ":" + std::to_string(rows + 1);
+    if (!row.is_object()) return InvalidArgument(where + " is no JSON object; remove the file to start over");
+    const std::string asked = adapters.empty() ? "" : adapters[static_cast<size_t>(rows) % adapters.size()];
+    const auto of = [](const std::string& name) {
+      return name.empty() ? std::string("the model without an adapter") : "adapter " + name;
+    };
+    if (const std::string has = row.value("adapter", ""); has != asked)
+      return InvalidArgument(where + " is of " + of(has) + ", and here " + of(asked) +
+                             " is asked; give another --output");
     ++rows;
   }
   return rows;
@@ -104,7 +111,7 @@ StatusOr<std::vector<int32_t>> PromptOf(const nlohmann::ordered_json& row, const
 Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
   std::ifstream in(o.input);
   if (!in) return NotFound("--input: " + o.input + " cannot be read");
-  TP_ASSIGN_OR_RETURN(const int64_t have, RowsThere(o.output));
+  TP_ASSIGN_OR_RETURN(const int64_t have, RowsThere(o.output, o.adapter_names));
   TP_ASSIGN_OR_RETURN(const auto text, TextOf(o));
   std::vector<nlohmann::ordered_json> rows;  // keys as they stand in the input
   std::vector<InferenceSession::Request> requests;
@@ -129,7 +136,8 @@ Status GenerateFile(const CommandContext& context, const GenerateOptions& o) {
       if (++count <= have) continue;
       requests.push_back({inputs, 0, *ids, o.job.rollout.temperature == 0, 0, adapter});
       rows.push_back(row);
-      if (asked.size() > 1) rows.back()["adapter"] = o.adapter_names[static_cast<size_t>(adapter)];
+      if (!o.adapter_names.empty())
+        rows.back()["adapter"] = o.adapter_names[static_cast<size_t>(std::max(adapter, 0))];
     }
   }
   if (have > count) {
@@ -187,15 +195,19 @@ struct ExportOptions {
   bool merge = false;
 };
 
+Status MakeEmpty(const std::string& folder) {
+  RealFileSystem real;
+  TP_RETURN_IF_ERROR(real.MakeDirectories(folder));
+  TP_ASSIGN_OR_RETURN(const auto there, real.List(folder));
+  return there.empty() ? OkStatus() : AlreadyExists("--out: " + folder + " is not empty");
+}
+
 Status Export(const ExportOptions& o) {
   TP_ASSIGN_OR_RETURN(const FoundModel from,
                       o.base.empty() ? FindModel(o.from, "export") : FindAdapted(o.base, o.from, "export"));
   if (o.merge && from.adapter.empty())
     return InvalidArgument("--merge: " + from.dir + " is a whole model already; leave it out");
-  RealFileSystem real;
-  TP_RETURN_IF_ERROR(real.MakeDirectories(o.out));
-  TP_ASSIGN_OR_RETURN(const auto there, real.List(o.out));
-  if (!there.empty()) return AlreadyExists("--out: " + o.out + " is not empty");
+  TP_RETURN_IF_ERROR(MakeEmpty(o.out));
   if (o.merge) {
     TP_ASSIGN_OR_RETURN(const auto adapter, model::AdapterFolder::Open(from.adapter));
     TP_RETURN_IF_ERROR(model::MergeAdapter(adapter, from.dir, o.out));
@@ -247,9 +259,11 @@ void AddModelCommands(CLI::App& app, CommandContext& context) {
       ->excludes("--dtype");
   i->footer("Example: tidepool import model.gguf --out models/mine");
   i->callback([import, &context] {
-    const Status status = import->keep_blocks
-                              ? model::ImportGgufBlocks(import->from, import->to)
-                              : model::ImportGguf(import->from, import->to, *FromWord<DType>(import->dtype));
+    Status status = MakeEmpty(import->to);
+    if (status.ok())
+      status = import->keep_blocks
+                   ? model::ImportGgufBlocks(import->from, import->to)
+                   : model::ImportGguf(import->from, import->to, *FromWord<DType>(import->dtype));
     if (!status.ok()) return Fail(context, status);
     std::printf("%s -> %s\n", import->from.c_str(), import->to.c_str());
   });

@@ -184,6 +184,9 @@ StatusOr<FoundModel> FindFolder(const std::string& name, const std::string& key,
   const auto run =
       FindRunDirectory(run_name, "a model is in final/ or checkpoints/ of a run directory", root);
   if (!run.ok()) {
+    if (PathThere(fs::path(run_name) / "sweep.json"))
+      return InvalidArgument(key + ": " + run_name +
+                             " is a sweep, whose runs are folders in it; name one of those");
     if (FolderThere(run_name) && run.status().code() == StatusCode::kInvalidArgument) {
       return InvalidArgument(key + ": " + run_name +
                              ": neither a model folder (it has no config.json) nor a run directory (it has "

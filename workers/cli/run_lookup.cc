@@ -98,8 +98,10 @@ StatusOr<RunPlace> PlaceOf(const std::string& dir) {
   if (HoldsRun(dir)) return RunPlace{dir, storage::RunPaths(dir).journal()};
   if (HoldsSegments(dir)) return RunPlace{"", dir};
   if (Exists(fs::path(dir) / "sweep.json")) {
-    return InvalidArgument(dir + ": a sweep, whose runs are folders in it; name one of those, or go on with all by "
-                                 "`tidepool sweep " + dir + " --resume`");
+    return InvalidArgument(dir +
+                           ": a sweep, whose runs are folders in it; name one of those, or go on with all by "
+                           "`tidepool sweep " +
+                           dir + " --resume`");
   }
   if (Exists(storage::RunPaths(dir).lock())) {
     return InvalidArgument(dir +

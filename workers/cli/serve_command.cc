@@ -164,6 +164,9 @@ Status Serve(const CommandContext& context, ServeOptions& o) {
   if (!o.name.empty() && o.adapter_names.size() > 1)
     return InvalidArgument("--name: is for one model; name adapters by --adapter NAME=DIR");
   const bool beside = !o.adapter_names.empty();
+  if (!o.name.empty() && o.adapter_names.size() == 1 && o.adapter_names[0].find('=') != std::string::npos)
+    return InvalidArgument("--name: the adapter has a name already, by --adapter " + o.adapter_names[0] +
+                           "; give one of the two");
   TP_ASSIGN_OR_RETURN(const FoundModel found, TakeModel(o));
   if (found.is_policy())
     return InvalidArgument("--model: " + found.dir + " is a policy of a control task, which writes no text");

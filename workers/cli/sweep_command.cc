@@ -63,14 +63,16 @@ struct SweepOptions {
   bool resume = false, dry_run = false;
 };
 
-// SWEEP/sweep.json
+// SWEEP/sweep.json, as far as going on needs it; configs/LABEL.yaml has a run's config.
 struct SweepFile {
-  std::string config;              // the file, absolute
-  std::vector<std::string> words;  // of the command line
-  std::string working_directory;   // that its paths are relative to
+  std::vector<std::string> keys;                                       // that were swept
+  std::vector<std::pair<std::string, std::vector<std::string>>> runs;  // label, values
 };
 
 std::string SweepFilePath(const std::string& dir) { return JoinPath(dir, "sweep.json"); }
+std::string ConfigPath(const std::string& dir, const std::string& label) {
+  return JoinPath(dir, "configs/" + label + ".yaml");
+}
 
 StatusOr<SweepFile> ReadSweepFile(const std::string& dir) {
   RealFileSystem disk;
@@ -81,9 +83,12 @@ StatusOr<SweepFile> ReadSweepFile(const std::string& dir) {
   SweepFile out;
   try {
     const auto json = nlohmann::json::parse(*text);
-    out.config = json.at("config");
-    out.words = json.at("words");
-    out.working_directory = json.value("working_directory", "");
+    out.keys = json.at("keys");
+    for (const auto& run : json.at("runs")) {
+      auto& [label, values] = out.runs.emplace_back(run.at("run"), std::vector<std::string>());
+      for (const std::string& key : out.keys) values.push_back(run.at("values").at(key));
+    }
+    if (out.runs.empty()) return DataLoss(path + ": has no run; it is written by this program alone");
   } catch (const nlohmann::json::exception& e) {
     return DataLoss(path + ": " + e.what() + "; it is written by this program alone");
   }
@@ -102,20 +107,12 @@ File ReadOf(const std::string& path, File otherwise) {
 
 class Sweep {
  public:
-  Sweep(std::string dir, std::string config, SweepWords words, std::vector<std::string> typed,
-        std::vector<SweepRun> runs, std::string self_path, const StopSignals& signals)
-      : dir_(std::move(dir)),
-        config_(std::move(config)),
-        words_(std::move(words)),
-        typed_(std::move(typed)),
-        self_path_(std::move(self_path)),
-        signals_(signals) {
+  Sweep(std::string dir, std::vector<std::string> keys, std::vector<SweepRun> runs, std::string self_path,
+        const StopSignals& signals)
+      : dir_(std::move(dir)), keys_(std::move(keys)), self_path_(std::move(self_path)), signals_(signals) {
     for (SweepRun& run : runs) {
       runs_.push_back({.label = run.label, .dir = JoinPath(dir_, run.label)});
-      One& one = runs_.back();
-      one.steps = run.loaded.config.train.steps;
-      one.stop_at_accuracy = run.loaded.config.eval.stop_at_accuracy;
-      one.plan = std::move(run);
+      runs_.back().plan = std::move(run);
     }
   }
   ~Sweep() {
@@ -127,8 +124,13 @@ class Sweep {
   // The exit code.
   StatusOr<int> Run() {
     TP_ASSIGN_OR_RETURN(worker_path_, FindWorker(runs_.front().plan.loaded.config.cluster, self_path_));
-    TP_RETURN_IF_ERROR(Write());
     TP_RETURN_IF_ERROR(disk_.MakeDirectories(JoinPath(dir_, "logs")));
+    TP_RETURN_IF_ERROR(disk_.MakeDirectories(JoinPath(dir_, "configs")));
+    for (const One& run : runs_) {
+      if (const std::string path = ConfigPath(dir_, run.label); !disk_.Exists(path))
+        TP_RETURN_IF_ERROR(disk_.WriteFile(path, config::ResolvedYaml(run.plan.loaded)));
+    }
+    TP_RETURN_IF_ERROR(Write());
     Status ended = RunAll();
     launcher_.EndAll(Duration{0}, std::chrono::seconds(5));
     if (const Status written = Write(); !written.ok()) Warn(written.message());
@@ -146,8 +148,6 @@ class Sweep {
   // A controller: of a run, or of the warm start before them.
   struct One {
     std::string label, dir;
-    int64_t steps = 0;
-    double stop_at_accuracy = 0;
     SweepRun plan = {};
     bool over = false;
     int exit_code = 0;
@@ -175,9 +175,10 @@ class Sweep {
     terminal_.Do("terminal", [text](const DiskThread::Say&) { std::fprintf(stderr, "%s\n", text.c_str()); });
   }
 
+  // By its own config, which may have got other steps by `train --resume`.
   [[nodiscard]] bool Finished(const One& run) {
     const auto state = storage::ReadRunOnDisk(disk_, run.dir);
-    return state.ok() && state->Finished(run.steps, run.stop_at_accuracy);
+    return state.ok() && state->complete;
   }
   // A run that another controller took over is finished by that one.
   [[nodiscard]] bool Succeeded(const One& run) {
@@ -217,15 +218,13 @@ class Sweep {
 
   Status StartRun(size_t i) {
     One& run = runs_[i];
-    std::vector<std::string> anew = {config_};
-    anew.insert(anew.end(), run.plan.overrides.begin(), run.plan.overrides.end());
-    // Made once for all, and the same for all: the model that each would have made first.
-    if (warms())
-      anew.insert(anew.end(),
-                  {"model.init=null",
-                   "model.path=" + fs::absolute(storage::RunPaths(WarmDir()).final_model()).string()});
+    std::vector<std::string> anew = {ConfigPath(dir_, run.label)};
+    if (warms()) anew.push_back("model.init=null");
     anew.push_back("name=" + storage::FolderName(run.plan.loaded.config.name + "-" + run.label));
     std::vector<std::string> argv = TrainCommand(run.dir, std::move(anew));
+    // Made once for all, and the same for all: the model that each would have made first. The sweep may have
+    // been moved since.
+    if (warms()) argv.push_back("model.path=" + storage::RunPaths(WarmDir()).final_model());
     argv.push_back("--pool=" + pool_);
     return Start(run, static_cast<int64_t>(i), argv);
   }
@@ -249,10 +248,7 @@ class Sweep {
   StatusOr<bool> WarmStart() {
     if (!warms()) return true;
     TP_ASSIGN_OR_RETURN(const config::LoadedConfig warm, WarmStartOf(runs_.front().plan.loaded.config));
-    warm_ = {.label = "warm_start",
-             .dir = WarmDir(),
-             .steps = warm.config.train.steps,
-             .stop_at_accuracy = warm.config.eval.stop_at_accuracy};
+    warm_ = {.label = "warm_start", .dir = WarmDir()};
     if (Finished(warm_)) return true;
     Tell("warm start: the model below all adapters is made first\n");
     TP_RETURN_IF_ERROR(disk_.WriteFile(WarmYaml(), config::ResolvedYaml(warm)));
@@ -361,7 +357,7 @@ class Sweep {
   }
 
   // Of the runs that finished the one that did best on held-out rows, or, where one has not been judged on
-  // them, by its reward, or its loss: one measure for all that are compared.
+  // them or all did as well, by its reward, or its loss: one measure for all that are compared.
   static std::optional<size_t> Best(const std::vector<Result>& results) {
     std::vector<size_t> candidates;
     for (size_t i = 0; i < results.size(); ++i)
@@ -375,7 +371,9 @@ class Sweep {
                (value != &Result::held_out || results[i].measure == measure);
       };
       if (!std::ranges::all_of(candidates, known)) continue;
-      return *std::ranges::max_element(candidates, {}, [&](size_t i) { return sign * *(results[i].*value); });
+      const auto [least, most] =
+          std::ranges::minmax_element(candidates, {}, [&](size_t i) { return sign * *(results[i].*value); });
+      if (*(results[*least].*value) != *(results[*most].*value)) return *most;
     }
     return std::nullopt;
   }
@@ -393,7 +391,7 @@ class Sweep {
       return v ? Formatted(format, *v) : std::string("-");
     };
     std::vector<Cells> rows = {{"", "run"}};
-    for (const SweptKey& key : words_.swept) rows.front().push_back(key.key);
+    rows.front().insert(rows.front().end(), keys_.begin(), keys_.end());
     const auto judged = std::ranges::find_if(results, [](const Result& r) { return !r.measure.empty(); });
     rows.front().insert(rows.front().end(),
                         {"state", "reward", "loss",
@@ -413,7 +411,7 @@ class Sweep {
     const std::vector<Result> results = Results();
     for (size_t i = 0; i < runs_.size(); ++i) {
       nlohmann::json values = nlohmann::json::object();
-      for (size_t k = 0; k < words_.swept.size(); ++k) values[words_.swept[k].key] = runs_[i].plan.values[k];
+      for (size_t k = 0; k < keys_.size(); ++k) values[keys_[k]] = runs_[i].plan.values[k];
       nlohmann::json run = {{"run", runs_[i].label}, {"values", values}, {"state", results[i].state}};
       const auto add = [&](const char* key, const std::optional<double>& v) {
         if (v) run[key] = *v;
@@ -425,17 +423,13 @@ class Sweep {
       add("seconds", results[i].seconds);
       runs.push_back(std::move(run));
     }
-    nlohmann::json all = {{"config", config_},
-                          {"words", typed_},
-                          {"working_directory", fs::current_path().string()},
-                          {"runs", runs}};
+    nlohmann::json all = {{"keys", keys_}, {"runs", runs}};
     if (const auto best = Best(results)) all["best"] = runs_[*best].label;
     return disk_.WriteFile(SweepFilePath(dir_), all.dump(1) + "\n");
   }
 
-  const std::string dir_, config_;
-  const SweepWords words_;
-  const std::vector<std::string> typed_;
+  const std::string dir_;
+  const std::vector<std::string> keys_;  // swept
   const std::string self_path_;
   const StopSignals& signals_;
   std::string worker_path_, pool_;
@@ -462,6 +456,8 @@ bool ReadsTheSame(const SweepRun& one, const SweepRun& other) {
 
 void RunSweep(CommandContext& context, SweepOptions options) {
   std::error_code error;
+  std::vector<std::string> keys;  // swept
+  std::vector<SweepRun> runs;
   if (options.resume) {
     if (!options.words.empty() || !options.run_dir.empty())
       return Fail(context, InvalidArgument("--resume: goes on with a sweep as it was begun; give its folder "
@@ -469,42 +465,42 @@ void RunSweep(CommandContext& context, SweepOptions options) {
     options.run_dir = fs::absolute(options.config).lexically_normal().string();
     const auto begun = ReadSweepFile(options.run_dir);
     if (!begun.ok()) return Fail(context, begun.status());
-    if (!begun->working_directory.empty()) {
-      fs::current_path(begun->working_directory, error);
-      if (error)
-        std::fprintf(stderr,
-                     "warning: %s, where this sweep was begun, is not there; paths in its words are "
-                     "taken from here\n",
-                     begun->working_directory.c_str());
+    keys = begun->keys;
+    for (const auto& [label, values] : begun->runs) {
+      auto loaded = config::LoadConfig(ConfigPath(options.run_dir, label));
+      if (!loaded.ok()) return Fail(context, loaded.status());
+      runs.push_back({.label = label, .values = values, .overrides = {}, .loaded = *std::move(loaded)});
     }
-    options.config = begun->config;
-    options.words = begun->words;
   } else if (fs::is_directory(options.config, error)) {
     return Fail(context, InvalidArgument(options.config +
                                          ": a folder, where a config in YAML is needed; go on "
                                          "with a sweep by `tidepool sweep " +
                                          ShellWord(options.config) + " --resume`"));
   }
-  auto words = ReadSweepWords(options.words);
-  if (!words.ok()) return Fail(context, words.status());
-  auto runs = PlanSweep(options.config, *words);
-  if (!runs.ok()) return Fail(context, runs.status());
-  for (const std::string& warning : runs->front().loaded.warnings)
+  if (!options.resume) {
+    const auto words = ReadSweepWords(options.words);
+    if (!words.ok()) return Fail(context, words.status());
+    auto planned = PlanSweep(options.config, *words);
+    if (!planned.ok()) return Fail(context, planned.status());
+    runs = *std::move(planned);
+    for (const SweptKey& swept : words->swept) keys.push_back(swept.key);
+  }
+  for (const std::string& warning : runs.front().loaded.warnings)
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  for (const SweepRun& run : *runs) {
-    if (&run != &runs->front() && ReadsTheSame(run, runs->front())) continue;
+  for (const SweepRun& run : runs) {
+    if (&run != &runs.front() && ReadsTheSame(run, runs.front())) continue;
     if (const Status inputs = CheckInputs(run.loaded, options.resume); !inputs.ok())
       return Fail(context, inputs.At("run " + run.label));
   }
-  const int64_t needed = SweepMemory(*runs);
-  std::printf("%zu runs on one device, %s\n", runs->size(),
+  const int64_t needed = SweepMemory(runs);
+  std::printf("%zu runs on one device, %s\n", runs.size(),
               needed == 0
                   ? "in memory that cannot be predicted"
                   : ("about " + BytesText(needed) + " of memory: the model below the adapters once").c_str());
   if (options.dry_run) {
     std::vector<Cells> rows = {{"run"}};
-    for (const SweptKey& key : words->swept) rows.front().push_back(key.key);
-    for (const SweepRun& run : *runs) {
+    rows.front().insert(rows.front().end(), keys.begin(), keys.end());
+    for (const SweepRun& run : runs) {
       Cells& row = rows.emplace_back(Cells{run.label});
       row.insert(row.end(), run.values.begin(), run.values.end());
     }
@@ -522,7 +518,7 @@ void RunSweep(CommandContext& context, SweepOptions options) {
                   AlreadyExists(options.run_dir + ": holds a sweep; go on with it by `tidepool sweep " +
                                 ShellWord(options.run_dir) + " --resume`, or name another --run-dir"));
     storage::RunDirectoryOptions where;
-    where.name = runs->front().loaded.config.name + "-sweep";
+    where.name = runs.front().loaded.config.name + "-sweep";
     where.run_dir = options.run_dir;
     where.unix_seconds =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -535,9 +531,8 @@ void RunSweep(CommandContext& context, SweepOptions options) {
   if (!lock.ok()) return Fail(context, lock.status());
   signal(SIGPIPE, SIG_IGN);
   std::fflush(stdout);
-  Sweep sweep(fs::absolute(options.run_dir).lexically_normal().string(),
-              fs::absolute(options.config).lexically_normal().string(), *std::move(words), options.words,
-              *std::move(runs), context.self_path, CatchStopSignals());
+  Sweep sweep(fs::absolute(options.run_dir).lexically_normal().string(), std::move(keys), std::move(runs),
+              context.self_path, CatchStopSignals());
   const auto exit_code = sweep.Run();
   if (!exit_code.ok()) return Fail(context, exit_code.status(), 3);
   context.exit_code = *exit_code;

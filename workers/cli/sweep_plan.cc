@@ -97,12 +97,16 @@ StatusOr<SweepWords> ReadSweepWords(const std::vector<std::string>& words) {
     if (!keys.insert(key).second)
       return InvalidArgument(key + ": is given twice; write all its values behind one '=', with commas");
     std::vector<std::string> values = Values(std::string_view(word).substr(is + 1));
+    for (std::string& value : values) {
+      value.erase(0, value.find_first_not_of(' '));
+      value.erase(value.find_last_not_of(' ') + 1);
+    }
     if (values.size() == 1) {
       out.overrides.push_back(word);
       continue;
     }
     for (const std::string& value : values) {
-      if (value.find_first_not_of(' ') == std::string::npos)
+      if (value.empty())
         return InvalidArgument(
             word + ": a value of " + key +
             " is empty; write one between all commas, or put a text with commas in quotes");

@@ -559,7 +559,7 @@ class Job {
   int64_t last_step_ = 0;                     // where the run was found
   bool begun_ = false;                        // it was found behind its warm start
   bool config_changes_ = false, warm_changes_ = false;
-  std::vector<std::pair<std::string, std::string>> unwritten_;  // config.yaml: path, text
+  std::vector<std::pair<std::string, std::string>> unwritten_;  // config.yaml and base.json: path, text
   RealFileSystem fs_;
   std::unique_ptr<FileLock> lock_;  // none: another controller has it, until this one is accepted
   bool held_by_another_ = false;

@@ -26,8 +26,8 @@ bool HasTensors(const std::string& dir);  // whether the folder has weights
 StatusOr<std::string> ModelDigestOf(const std::string& dir);
 // kFailedPrecondition: the model in `dir` has another digest than when the run began.
 Status CheckModelDigest(const std::string& dir, const std::string& begun_with);
-// The model that an adapter of a run names, where the run or its sweep has it: model/ or warm_start/final. Found
-// by its values, because the name has the place where the run was. Empty: none.
+// The model that an adapter of a run names, where the run or its sweep has it: model/ or warm_start/final.
+// Found by its values, because the name has the place where the run was. Empty: none.
 std::string ModelInRun(const model::AdapterFolder& adapter, const std::string& run);
 
 // What to do about a model folder that is not there: names on a hub ("org/name") are not downloaded.

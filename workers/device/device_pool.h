@@ -39,7 +39,7 @@ class DevicePool {
   void Yield(const Waits& waits);
   // As TurnOrder's; a session has nothing to make when it ends.
   void SetGenerates(const void* session, bool generates);
-  // How many turns have ended: who waits for one that does not come sees it stand still.
+  // How many turns have ended. While this does not change, one session holds the device.
   [[nodiscard]] uint64_t turns();
 
   // An engine over `base` for runs whose options are the same apart from their seed and version, with a KV

@@ -235,10 +235,9 @@ bool MayGenerate(const JobConfig& c, int64_t slot) {
 }  // namespace
 
 bool RefersToFirstAdapter(const JobConfig& c) {
-  return !c.model.lora.path.empty() &&
-         std::ranges::any_of(FurtherModelsOf(c).frozen, [](const auto& model) {
-           return model.first == "reference" && model.second.empty();
-         });
+  return !c.model.lora.path.empty() && std::ranges::any_of(FurtherModelsOf(c).frozen, [](const auto& model) {
+    return model.first == "reference" && model.second.empty();
+  });
 }
 
 bool MayTrain(const JobConfig& c, int64_t slot) {

@@ -22,7 +22,7 @@ std::shared_ptr<device::Device> MakeCpuDevice();
 class ModelReader {
  public:
   // `config` outlives this. `model_dir`: the folder that the run starts from. `base_digest`: what Base has to
-  // find there (files::SafetensorsFolder::Digest); empty: anything.
+  // find there (ModelDigestOf); empty: anything.
   ModelReader(const JobConfig& config, std::string model_dir, DeviceMaker make_device,
               std::string base_digest = "")
       : config_(config),

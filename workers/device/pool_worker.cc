@@ -26,8 +26,8 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 constexpr auto kComes = std::chrono::seconds(60);  // for a pool that is being started, again perhaps
 constexpr auto kSays = std::chrono::seconds(5);    // for a line that was begun
-// A session sees between two pieces of its work that nobody wants it any more. One that neither waits nor ends
-// a turn for so long holds up all others.
+// A session sees between two pieces of its work that nobody wants it any more. One that neither waits nor
+// ends a turn for so long holds up all others.
 constexpr auto kUnwanted = std::chrono::seconds(120);
 
 nlohmann::json ToJson(const DeviceWorkerOptions& o) {

@@ -2,10 +2,10 @@
 // One process whose device serves several runs: a sweep's (workers/cli/sweep_command.cc).
 //
 // Each run starts, watches and ends a device worker of its own, as ever; with --pool that process computes
-// nothing, but is the name under which a session of the pool's process does. It hands its options over a Unix
-// socket and waits for the session's end, which it ends with, too. If the run ends it, or its controller
-// dies, the session ends; if the pool's process dies, all that stand for its sessions end with exit code 3,
-// and each run recovers as from any worker that died.
+// nothing. It hands its options over a Unix socket to the pool's process, which computes for it in a session,
+// and ends with the session's exit code. If the run ends it, or its controller dies, the session ends; if the
+// pool's process dies, all that stand for its sessions end with exit code 3, and each run recovers as from
+// any worker that died.
 
 #include <cstdint>
 #include <string>

@@ -55,8 +55,8 @@ class EngineSeat {
   EngineSeat(std::shared_ptr<SharedEngine> engine, const model::Weights& adapter, Version version,
              uint64_t seed);
   ~EngineSeat();  // its requests end
-  // A further one of this seat, on the engine's model: its requests name it by its number here, from 0 on,
-  // and have attempts of their own.
+  // Adds an adapter to this seat, on the engine's model. Requests name the first one 0, the next 1; attempts
+  // are counted for each.
   void AddAdapter(std::unique_ptr<model::Weights> adapter, const Version& version, uint64_t seed);
   EngineSeat(const EngineSeat&) = delete;
   EngineSeat& operator=(const EngineSeat&) = delete;

@@ -1,11 +1,11 @@
 #pragma once
 // Which session of a pool computes next (device_pool.h). Pure; not thread-safe.
 //
-// Kinds of work take phases: while a session generates nobody trains, and while one waits to train nobody
-// generates. So sessions generate at the same time and share the steps of their engine: reading the model
-// for the rows of all of them costs little more than for those of one. Nothing waits for an idle device, but
-// for the moment between two steps of a session. What is short goes before both, and who has waited for
-// kPatience before all, whatever the phase.
+// A phase is generating or training. Sessions that generate keep theirs until none has tokens to make, those
+// that train keep theirs until none waits to train. So sessions generate at the same time and share the steps
+// of their engine: reading the model for the rows of all of them costs little more than for those of one.
+// Nothing waits for an idle device, but for the moment between two steps of a session. What is short goes
+// before both, and who has waited for kPatience before all, whatever the phase.
 
 #include <chrono>
 #include <cstdint>

@@ -62,17 +62,18 @@ bool LineSocket::Send(const nlohmann::json& json) const {
 }
 
 StatusOr<std::optional<nlohmann::json>> LineSocket::Take() {
-  for (char some[4096];;) {
+  size_t end = line_.find('\n');
+  for (char some[4096]; end == std::string::npos; end = line_.find('\n')) {
+    if (line_.size() > kLineMost) return InvalidArgument("a line without an end");
     const ssize_t got = recv(fd_, some, sizeof(some), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return std::optional<nlohmann::json>();
     if (got <= 0) return Unavailable("the other end is gone");
     line_.append(some, static_cast<size_t>(got));
-    if (line_.size() > kLineMost) return InvalidArgument("a line without an end");
-    if (!line_.ends_with('\n')) continue;
-    auto json = nlohmann::json::parse(std::exchange(line_, {}), nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) return InvalidArgument("something else than an object");
-    return std::optional(std::move(json));
   }
+  auto json = nlohmann::json::parse(line_.substr(0, end), nullptr, /*allow_exceptions=*/false);
+  line_.erase(0, end + 1);
+  if (!json.is_object()) return InvalidArgument("something else than an object");
+  return std::optional(std::move(json));
 }
 
 bool LineSocket::WaitForInput(std::chrono::milliseconds patience) const {
