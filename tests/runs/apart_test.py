@@ -42,7 +42,7 @@ class ApartTest(RunTest):
         controller = self.launch(CONTROLLER, [TIDEPOOL, "train", config, "--run-dir", str(self.path()), *overrides, "cluster.launch_workers=false",
                                               "cluster.bind=" + self.net.address(CONTROLLER), "cluster.weight_transport=stream", "cluster.trusted_fabric=true"])
         # A warm start comes first, on the controller's host.
-        control = json.loads(self.wait_for(lambda: self.path("control.json").exists() and self.path("control.json").read_text(), PATIENCE_S, "control.json", controller))
+        control = json.loads(self.wait_for(lambda: self.path("control.json").exists() and self.path("control.json").read_text(), "control.json", controller))
         workers = []
         for place, ((program, role), host) in enumerate(places):
             workers.append(self.launch(host, [*program, "--connect", control["address"], "--run-id", control["run_id"], "--place", str(place), "--token-file",

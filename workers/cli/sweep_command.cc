@@ -534,6 +534,9 @@ void RunSweep(CommandContext& context, SweepOptions options) {
   Sweep sweep(fs::absolute(options.run_dir).lexically_normal().string(), std::move(keys), std::move(runs),
               context.self_path, CatchStopSignals());
   const auto exit_code = sweep.Run();
+  // What is left is for people to look at, on a terminal that may be held: a signal ends the program.
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
   if (!exit_code.ok()) return Fail(context, exit_code.status(), 3);
   context.exit_code = *exit_code;
 }
