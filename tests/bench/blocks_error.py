@@ -113,16 +113,15 @@ def main():
                 raise SystemExit(done.stdout + done.stderr)
             for line in (run / "metrics.jsonl").read_text().splitlines():
                 if "eval/loss/before" in (metrics := json.loads(line)["metrics"]):
-                    return metrics["eval/loss/before"], metrics
+                    return metrics["eval/loss/before"]
             raise SystemExit(f"{run} has no eval/loss/before: {done.stdout}{done.stderr}")
 
-        base, said = loss(args.model.resolve(), "numbers")
-        print(json.dumps({k: v for k, v in said.items() if k.startswith("eval/")}), flush=True)
+        base = loss(args.model.resolve(), "numbers")
         for name in args.types.split(","):
             file, folder = scratch / f"{name}.gguf", scratch / name
             error = write_gguf(args.model, file, gguf.GGMLQuantizationType[name])
             subprocess.run([tidepool, "import", str(file), "--keep-blocks", "--out", str(folder)], check=True, stdout=subprocess.DEVNULL)
-            in_blocks, _ = loss(folder, "run-" + name)
+            in_blocks = loss(folder, "run-" + name)
             print(json.dumps({"bench": "blocks_error", "model": args.model.name, "type": name, "rows": args.rows, "loss": round(in_blocks, 4),
                               "loss_of_numbers": round(base, 4), "ratio": round(in_blocks / base, 4), "matrix_error": round(error, 5)}), flush=True)
 
