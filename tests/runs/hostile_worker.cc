@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -43,7 +44,8 @@ using std::chrono::system_clock;
 
 constexpr int kConnections = 300;  // of a flood: more than strangers may have (Listener::kStrangers)
 constexpr int kAnswers = 12;       // of one life, in which it is only wrong about samples
-constexpr double kAges = 1e9;      // seconds, of what nobody has asked for
+constexpr auto kSilent = seconds(40);
+constexpr double kAges = 1e9;  // seconds, of what nobody has asked for
 
 class Hostile {
  public:
@@ -122,8 +124,8 @@ class Hostile {
     Say("flood of " + std::to_string(open.size()) + " connections");
   }
 
-  // A life with a session in order, and answers that are not. The first one, and one that has gone silent,
-  // last until they are thrown out.
+  // A life with a session in order, and answers that are not. One that has gone silent lasts for longer than
+  // an answer is waited for, so it is thrown out for that, unless nobody waits for the answer any more.
   void Answers(seconds at_most) {
     Mailbox<LinkEvent> inbox;
     const auto link =
@@ -131,8 +133,8 @@ class Hostile {
     if (!link.ok()) return Say("not let in: " + link.status().message());
     link_ = link->get();
     silent_ = false;
-    const auto until = system_clock::now() + at_most;
-    for (bool over = false; !over && (silent_ || system_clock::now() < until);) {
+    until_ = system_clock::now() + at_most;
+    for (bool over = false; !over && system_clock::now() < until_;) {
       link_->Send(up::Heartbeat{.op = "ill", .op_seq = ++beats_});
       for (LinkEvent& event : inbox.TakeAll(milliseconds(100))) {
         if (const auto* closed = std::get_if<LinkClosed>(&event)) {
@@ -218,6 +220,7 @@ class Hostile {
         // Nothing else in this life: what comes next would have it thrown out before the deadline that the
         // test waits for.
         silent_ = true;
+        until_ = std::max(until_, system_clock::now() + kSilent);
         return Say("never: " + ToString(honest));
       case 10:
         answer.outcome = GradeOutcome::kInfra;
@@ -267,6 +270,7 @@ class Hostile {
   LinkOptions options_;
   Link* link_ = nullptr;
   bool silent_ = false;
+  system_clock::time_point until_;  // the end of this life
   int64_t beats_ = 0, answers_ = 0;
   std::vector<SampleId> seen_;
 };
