@@ -83,7 +83,9 @@ StatusOr<int64_t> RowsThere(const std::string& path, const std::vector<std::stri
     const auto of = [](const std::string& name) {
       return name.empty() ? std::string("the model without an adapter") : "adapter " + name;
     };
-    if (const std::string has = row.value("adapter", ""); has != asked)
+    const auto named = row.find("adapter");  // of an input it may be anything
+    if (const std::string has = named != row.end() && named->is_string() ? named->get<std::string>() : "";
+        has != asked)
       return InvalidArgument(where + " is of " + of(has) + ", and here " + of(asked) +
                              " is asked; give another --output");
     ++rows;
